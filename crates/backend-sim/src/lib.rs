@@ -1,0 +1,1 @@
+//! A backend of rustcomms with N ranks in one process.

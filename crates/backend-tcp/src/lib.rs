@@ -1,0 +1,1 @@
+//! The embedded CPU backend of rustcomms: ranks are processes joined by sockets.

@@ -1,0 +1,1 @@
+//! The host-side control plane of rustcomms over an endpoint.

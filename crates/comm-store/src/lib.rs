@@ -1,0 +1,1 @@
+//! Rendezvous stores of rustcomms: TcpStore client and server, MemoryStore, PrefixStore.

@@ -1,0 +1,1 @@
+//! Links and the endpoint that moves framed channels over them.

@@ -1,0 +1,2 @@
+//! The rustcomms command: run, perf.
+fn main() {}
