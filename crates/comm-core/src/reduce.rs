@@ -21,11 +21,7 @@ type Kernel = fn(&mut [u8], &[u8]);
 
 #[derive(Clone)]
 enum Combine {
-    /// `acc = acc op x` and `acc = x op acc`.
-    Kernel {
-        fold: Kernel,
-        fold_rev: Kernel,
-    },
+    Kernel(Kernel),
     Custom(Arc<dyn CustomFold>),
 }
 
