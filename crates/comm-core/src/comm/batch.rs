@@ -1,0 +1,266 @@
+//! Batches of point-to-point messages: all are posted together, so that their order cannot deadlock.
+
+use std::any::Any;
+use std::marker::PhantomData;
+
+use crate::backend::{OpRequest, P2pOp};
+use crate::buf::{IntoBuf, IntoBufMut, RawBuf, RawBufMut};
+use crate::comm::ops::{Prepared, With};
+use crate::desc::{OpDesc, Operation};
+use crate::dtype::{DType, Pod};
+use crate::error::{Error, Result};
+use crate::work::Work;
+
+/// One entry of a batch, for inspection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct BatchedOp {
+    /// `Send` or `Recv`.
+    pub operation: Operation,
+    /// The other rank.
+    pub peer: usize,
+    /// Tag.
+    pub tag: u32,
+    /// Element type.
+    pub dtype: DType,
+    /// Elements.
+    pub count: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Send(RawBuf, usize, u32),
+    Recv(RawBufMut, usize, u32),
+}
+
+impl Entry {
+    fn describe(&self) -> BatchedOp {
+        match self {
+            Self::Send(b, peer, tag) => {
+                BatchedOp { operation: Operation::Send, peer: *peer, tag: *tag, dtype: b.dtype(), count: b.count() }
+            }
+            Self::Recv(b, peer, tag) => {
+                BatchedOp { operation: Operation::Recv, peer: *peer, tag: *tag, dtype: b.dtype(), count: b.count() }
+            }
+        }
+    }
+}
+
+/// The entries of a batch; shared by its three forms.
+#[derive(Debug)]
+pub(super) struct Entries<'c> {
+    with: With<'c>,
+    list: Vec<Entry>,
+}
+
+impl<'c> Entries<'c> {
+    pub(super) fn new(with: With<'c>) -> Self {
+        Self { with, list: Vec::new() }
+    }
+
+    pub(super) fn send(&mut self, buf: Result<RawBuf>, dst: usize) -> Result<()> {
+        let buf = buf?;
+        super::check::rank_in_range("destination", dst, self.with.size())?;
+        self.list.push(Entry::Send(buf, dst, self.with.options.tag));
+        Ok(())
+    }
+
+    pub(super) fn recv(&mut self, buf: Result<RawBufMut>, src: usize) -> Result<()> {
+        let buf = buf?;
+        super::check::rank_in_range("source", src, self.with.size())?;
+        let clash = self.list.iter().position(|e| match e {
+            Entry::Send(b, ..) => buf.overlaps(b),
+            Entry::Recv(b, ..) => buf.overlaps(&b.as_const()),
+        });
+        if let Some(i) = clash {
+            return Err(Error::invalid(format!("the receive buffer overlaps the buffer of entry {i} of this batch")));
+        }
+        self.list.push(Entry::Recv(buf, src, self.with.options.tag));
+        Ok(())
+    }
+
+    pub(super) fn tag(&mut self, tag: u32) {
+        self.with.options.tag = tag;
+    }
+
+    pub(super) fn ops(&self) -> Vec<BatchedOp> {
+        self.list.iter().map(Entry::describe).collect()
+    }
+
+    pub(super) const fn with(&self) -> &With<'c> {
+        &self.with
+    }
+
+    /// Numbers the messages. Each issue takes new numbers, so that a batch can be issued again.
+    pub(super) fn prepare(&self) -> Prepared {
+        let mut desc = OpDesc::new(Operation::Batch);
+        desc.count = self.list.len() as u64;
+        let number = |e: &Entry| match e {
+            Entry::Send(buf, peer, tag) => {
+                P2pOp::Send { buf: *buf, peer: *peer, tag: *tag, seq: self.with.next_send(*peer, *tag) }
+            }
+            Entry::Recv(buf, peer, tag) => {
+                P2pOp::Recv { buf: *buf, peer: *peer, tag: *tag, seq: self.with.next_recv(*peer, *tag) }
+            }
+        };
+        let request = if self.list.is_empty() {
+            Err(Error::invalid("the batch is empty; add at least one send or receive before issuing it"))
+        } else {
+            self.with.check_options().map(|()| OpRequest::Batch(self.list.iter().map(number).collect()))
+        };
+        Prepared { desc, request }
+    }
+}
+
+/// A batch of borrowed messages. Made by [`Communicator::batch`](crate::Communicator::batch).
+///
+/// Counterpart: `torchcomms BatchSendRecv`, `ncclGroupStart`/`ncclGroupEnd` around sends and receives.
+#[derive(Debug)]
+pub struct Batch<'c, 'a> {
+    entries: Entries<'c>,
+    borrowed: PhantomData<&'a mut ()>,
+}
+
+impl<'c, 'a> Batch<'c, 'a> {
+    pub(super) fn new(with: With<'c>) -> Self {
+        Self { entries: Entries::new(with), borrowed: PhantomData }
+    }
+
+    /// Adds a send.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range.
+    pub fn send<T: Pod>(mut self, buf: &'a [T], dst: usize) -> Result<Self> {
+        self.entries.send(IntoBuf::buf(&buf), dst)?;
+        Ok(self)
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range or a buffer that overlaps another of the batch.
+    pub fn recv<T: Pod>(mut self, buf: &'a mut [T], src: usize) -> Result<Self> {
+        let mut buf = buf;
+        self.entries.recv(IntoBufMut::buf_mut(&mut buf), src)?;
+        Ok(self)
+    }
+
+    /// Sets the tag of the messages that are added after this.
+    #[must_use]
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.entries.tag(tag);
+        self
+    }
+
+    /// What has been added so far.
+    #[must_use]
+    pub fn ops(&self) -> Vec<BatchedOp> {
+        self.entries.ops()
+    }
+
+    /// Runs all messages and returns when all are done. May be called again.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for an empty batch; else the first error of a message.
+    pub fn issue(&mut self) -> Result<()> {
+        self.entries.with().run(self.entries.prepare())
+    }
+}
+
+/// Finds a buffer of an [`AsyncBatch`] in its [`BatchBuffers`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchSlot<X> {
+    index: usize,
+    kind: PhantomData<fn() -> X>,
+}
+
+/// The buffers of an [`AsyncBatch`], given back by its work.
+pub struct BatchBuffers(Vec<Option<Box<dyn Any + Send>>>);
+
+impl std::fmt::Debug for BatchBuffers {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BatchBuffers").field("len", &self.0.len()).finish()
+    }
+}
+
+impl BatchBuffers {
+    /// Takes a buffer out; `None` when it was taken before.
+    pub fn take<X: 'static>(&mut self, slot: BatchSlot<X>) -> Option<X> {
+        self.0.get_mut(slot.index)?.take()?.downcast::<X>().ok().map(|b| *b)
+    }
+}
+
+/// A batch of owned buffers. Made by [`Communicator::batch_async`](crate::Communicator::batch_async).
+///
+/// ```no_run
+/// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+/// let mut batch = comm.batch_async();
+/// batch.send(vec![1.0f32; 4], 1)?;
+/// let slot = batch.recv(vec![0.0f32; 4], 1)?;
+/// let mut buffers = batch.issue()?.wait()?;
+/// let received: Vec<f32> = buffers.take(slot).unwrap();
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct AsyncBatch<'c> {
+    entries: Entries<'c>,
+    buffers: BatchBuffers,
+}
+
+impl<'c> AsyncBatch<'c> {
+    pub(super) fn new(with: With<'c>) -> Self {
+        Self { entries: Entries::new(with), buffers: BatchBuffers(Vec::new()) }
+    }
+
+    /// Adds a send.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range.
+    pub fn send<M, B: IntoBuf<M> + Send + 'static>(&mut self, buf: B, dst: usize) -> Result<BatchSlot<B>> {
+        let boxed = Box::new(buf);
+        self.entries.send(boxed.buf(), dst)?;
+        Ok(self.keep(boxed))
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range.
+    pub fn recv<M, B: IntoBufMut<M> + Send + 'static>(&mut self, buf: B, src: usize) -> Result<BatchSlot<B>> {
+        let mut boxed = Box::new(buf);
+        self.entries.recv(boxed.buf_mut(), src)?;
+        Ok(self.keep(boxed))
+    }
+
+    fn keep<B: Send + 'static>(&mut self, boxed: Box<B>) -> BatchSlot<B> {
+        let index = self.buffers.0.len();
+        self.buffers.0.push(Some(boxed));
+        BatchSlot { index, kind: PhantomData }
+    }
+
+    /// Sets the tag of the messages that are added after this.
+    pub fn tag(&mut self, tag: u32) {
+        self.entries.tag(tag);
+    }
+
+    /// What has been added so far.
+    #[must_use]
+    pub fn ops(&self) -> Vec<BatchedOp> {
+        self.entries.ops()
+    }
+
+    /// Starts all messages.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for an empty batch.
+    pub fn issue(self) -> Result<Work<BatchBuffers>> {
+        let Self { entries, buffers } = self;
+        entries.with().launch(buffers, |_| entries.prepare())
+    }
+}

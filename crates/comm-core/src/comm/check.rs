@@ -1,0 +1,68 @@
+//! The one place where arguments are validated.
+
+use crate::buf::{RawBuf, RawBufMut};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+
+pub(super) fn rank_in_range(what: &str, rank: usize, size: usize) -> Result<()> {
+    if rank < size {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what} {rank} is out of range: this communicator has ranks 0 to {}", size - 1)))
+}
+
+pub(super) fn same_dtype(a: DType, b: DType) -> Result<()> {
+    if a == b {
+        Ok(())
+    } else {
+        Err(Error::invalid(format!("input is {a} but output is {b}; they must have the same type")))
+    }
+}
+
+pub(super) fn counts(what: &str, have: usize, rule: &str, want: usize) -> Result<()> {
+    if have == want {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("{what} has {have} elements but must have {want} ({rule})")))
+}
+
+/// `None` where the product overflows: no buffer is that long.
+pub(super) fn times(count: usize, size: usize) -> usize {
+    count.checked_mul(size).unwrap_or(usize::MAX)
+}
+
+pub(super) fn divides(what: &str, count: usize, size: usize) -> Result<usize> {
+    if count.is_multiple_of(size) {
+        return Ok(count / size);
+    }
+    Err(Error::invalid(format!(
+        "{what} has {count} elements, which {size} ranks cannot share evenly; pad it to {}",
+        count.next_multiple_of(size)
+    )))
+}
+
+/// Input and output must be disjoint, or in place at byte `at` of the larger one.
+pub(super) fn disjoint(input: &RawBuf, output: &RawBufMut) -> Result<()> {
+    if output.overlaps(input) {
+        return Err(Error::invalid(
+            "input and output overlap; pass disjoint buffers, or use the in-place form of the operation",
+        ));
+    }
+    Ok(())
+}
+
+pub(super) fn split_list(ranks: &[usize], own: usize, size: usize) -> Result<()> {
+    let mut seen = vec![false; size];
+    for &r in ranks {
+        rank_in_range("split rank", r, size)?;
+        if std::mem::replace(&mut seen[r], true) {
+            return Err(Error::invalid(format!("split list {ranks:?} names rank {r} twice")));
+        }
+    }
+    if !ranks.is_empty() && !seen[own] {
+        return Err(Error::invalid(format!(
+            "split list {ranks:?} does not contain this rank ({own}); pass an empty list to join no child"
+        )));
+    }
+    Ok(())
+}

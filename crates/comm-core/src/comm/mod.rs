@@ -1,0 +1,461 @@
+//! [`Communicator`]: the object users hold.
+//!
+//! States of a handle:
+//!
+//! ```text
+//! Live --finalize--> Finalizing --> Finalized
+//!   \--last clone dropped--> Closed
+//! ```
+//!
+//! Failure is not a state of the handle but of the backend (`Backend::failure`): it is sticky, every
+//! later call gets the first cause, and `finalize` still ends the handle in an orderly way.
+//! Validation, numbering, observing and tracking happen here, once, for all backends.
+
+pub(crate) mod batch;
+mod check;
+mod ops;
+pub(crate) mod scope;
+pub(crate) mod ticket;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+pub use self::batch::{AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp};
+pub use self::ops::With;
+pub use self::scope::{Scope, ScopedBatch};
+pub use self::ticket::OpTicket;
+
+use crate::backend::{Backend, BackendInfo, OpQuery, ReconfigureRequest, SplitRequest, Support};
+use crate::control::Control;
+use crate::desc::{OpDesc, Operation};
+use crate::device::Device;
+use crate::error::{Context, Error, ErrorKind, Result};
+use crate::ext::{Allocation, Extensions};
+use crate::observe::{Event, Observer, ObserverGuard, Observers};
+use crate::options::{CORE_HINTS, CallOptions, CommOptions, check_hints};
+use crate::time::Clock;
+use crate::work::Core;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum HandleState {
+    Live = 0,
+    Finalizing = 1,
+    Finalized = 2,
+    Closed = 3,
+}
+
+/// What clones of a communicator, works and tickets share.
+pub(crate) struct CommInner {
+    pub(crate) name: Arc<str>,
+    pub(crate) device: Device,
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) options: CommOptions,
+    pub(crate) observers: Arc<Observers>,
+    pub(crate) collective_seq: AtomicU64,
+    pub(crate) next_op_id: AtomicU64,
+    /// Next number per (peer, tag) of sends and of receives.
+    pub(crate) p2p_sends: Mutex<HashMap<(usize, u32), u64>>,
+    pub(crate) p2p_recvs: Mutex<HashMap<(usize, u32), u64>>,
+    pub(crate) inflight: Mutex<HashMap<u64, Arc<Core>>>,
+    /// Ranks in the root communicator.
+    ranks: Vec<usize>,
+    state: AtomicU8,
+}
+
+impl fmt::Debug for CommInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("name", &self.name)
+            .field("rank", &self.rank())
+            .field("size", &self.size())
+            .field("backend", &self.backend.info().name)
+            .field("state", &self.state())
+            .finish_non_exhaustive()
+    }
+}
+
+impl CommInner {
+    pub(crate) fn rank(&self) -> usize {
+        self.backend.info().rank
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.backend.info().size
+    }
+
+    pub(crate) fn clock(&self) -> &Arc<dyn Clock> {
+        self.backend.clock()
+    }
+
+    pub(crate) fn state(&self) -> HandleState {
+        match self.state.load(Ordering::Acquire) {
+            0 => HandleState::Live,
+            1 => HandleState::Finalizing,
+            2 => HandleState::Finalized,
+            _ => HandleState::Closed,
+        }
+    }
+
+    fn transition(&self, from: HandleState, to: HandleState) -> bool {
+        self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
+/// Counts the user's clones; the last one to go closes the communicator.
+struct Handle {
+    inner: Arc<CommInner>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let i = &self.inner;
+        if i.transition(HandleState::Live, HandleState::Closed) {
+            // A world of one has nobody to leave in the lurch.
+            if i.size() > 1 {
+                tracing::warn!(comm = %i.name, rank = i.rank(), "communicator dropped without finalize; peers that still need this rank get PeerFailed");
+            }
+            i.backend.close();
+        }
+    }
+}
+
+/// A group of ranks that communicate, and this process's place in it.
+///
+/// Cheap to clone, `Send + Sync`. Every operation exists in three forms: `op` (borrows its buffers),
+/// `op_async` (takes them and gives them back through [`Work`](crate::Work)), and, inside
+/// [`scope`](Self::scope), borrowed and overlapping. Calls on one communicator must be issued in the
+/// same order by all its ranks; if they are not, the ranks get
+/// [`ErrorKind::Mismatch`] instead of a hang.
+///
+/// Guarantees: `all_reduce` gives identical bits on all ranks, and the same bits from run to run
+/// with the same algorithm. After an error that is not [recoverable](Error::is_recoverable) the
+/// communicator has failed, and every later call returns that error.
+#[derive(Clone)]
+pub struct Communicator {
+    handle: Arc<Handle>,
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner().fmt(f)
+    }
+}
+
+impl Communicator {
+    /// Wraps a connected backend. For backends; users call [`new_comm`](crate::new_comm) or a backend's `connect`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for hints that neither the core nor the backend knows.
+    pub fn from_backend(backend: Arc<dyn Backend>, device: Device, options: CommOptions) -> Result<Self> {
+        let ranks = (0..backend.info().size).collect();
+        Self::assemble(backend, device, options, ranks, None)
+    }
+
+    fn assemble(
+        backend: Arc<dyn Backend>,
+        device: Device,
+        options: CommOptions,
+        ranks: Vec<usize>,
+        observers: Option<Arc<Observers>>,
+    ) -> Result<Self> {
+        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, backend.info().hints])?;
+        let inner = CommInner {
+            name: options.effective_name().into(),
+            device,
+            backend,
+            options,
+            observers: observers.unwrap_or_default(),
+            collective_seq: AtomicU64::new(0),
+            next_op_id: AtomicU64::new(0),
+            p2p_sends: Mutex::default(),
+            p2p_recvs: Mutex::default(),
+            inflight: Mutex::default(),
+            ranks,
+            state: AtomicU8::new(HandleState::Live as u8),
+        };
+        Ok(Self { handle: Arc::new(Handle { inner: Arc::new(inner) }) })
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<CommInner> {
+        &self.handle.inner
+    }
+
+    fn info(&self) -> &BackendInfo {
+        self.inner().backend.info()
+    }
+
+    /// This process's rank, from 0.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.inner().rank()
+    }
+
+    /// The number of ranks ("world size").
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.inner().size()
+    }
+
+    /// The name given at creation.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.inner().name
+    }
+
+    /// The device given at creation.
+    #[must_use]
+    pub fn device(&self) -> Device {
+        self.inner().device
+    }
+
+    /// The backend's registry name.
+    #[must_use]
+    pub fn backend_name(&self) -> &'static str {
+        self.info().name
+    }
+
+    /// The version of the backend, or of the library under it.
+    #[must_use]
+    pub fn backend_version(&self) -> &str {
+        &self.info().version
+    }
+
+    /// How the backend moves bytes.
+    #[must_use]
+    pub fn transport(&self) -> &str {
+        &self.info().transport
+    }
+
+    /// The options in force.
+    #[must_use]
+    pub fn options(&self) -> &CommOptions {
+        &self.inner().options
+    }
+
+    /// The ranks of the members in the communicator that all splits started from.
+    #[must_use]
+    pub fn ranks(&self) -> &[usize] {
+        &self.inner().ranks
+    }
+
+    /// The membership generation; 0 until reconfigured.
+    #[must_use]
+    pub fn generation(&self) -> u32 {
+        self.info().generation
+    }
+
+    /// This rank among those on the same host.
+    #[must_use]
+    pub fn local_rank(&self) -> usize {
+        self.info().local_rank
+    }
+
+    /// The number of ranks on the same host.
+    #[must_use]
+    pub fn local_size(&self) -> usize {
+        self.info().local_size
+    }
+
+    /// The host of each rank.
+    #[must_use]
+    pub fn hosts(&self) -> &[String] {
+        &self.info().hosts
+    }
+
+    /// Whether the communicator has failed.
+    #[must_use]
+    pub fn is_failed(&self) -> bool {
+        self.inner().backend.failure().is_some()
+    }
+
+    /// The first error that the communicator failed with.
+    #[must_use]
+    pub fn cause(&self) -> Option<Error> {
+        let i = self.inner();
+        i.backend.failure().map(|e| e.with_context(|| i.context(None, None)))
+    }
+
+    /// Whether and how the backend does an operation. The same answer on all ranks.
+    #[must_use]
+    pub fn supports(&self, query: &OpQuery) -> Support {
+        if let (Some(op), Some(d)) = (query.redop, query.dtype) {
+            // MinLoc, MaxLoc and custom operators exist for types that have no dtype of their own.
+            let typed_only = matches!(
+                op,
+                crate::ReduceOp::MinLoc
+                    | crate::ReduceOp::MaxLoc
+                    | crate::ReduceOp::Custom
+                    | crate::ReduceOp::PreMulSum
+            );
+            if !typed_only && !op.is_legal(d) {
+                return Support::Unsupported { reason: format!("{op} is not defined on {d}") };
+            }
+        }
+        self.inner().backend.supports(query)
+    }
+
+    /// What the backend would do for an operation of this shape, e.g. the algorithm's name.
+    #[must_use]
+    pub fn explain(&self, desc: &OpDesc) -> String {
+        self.inner().backend.explain(desc)
+    }
+
+    /// The host-side control plane.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` when the backend has none.
+    pub fn control(&self) -> Result<Arc<dyn Control>> {
+        let i = self.inner();
+        i.backend.control().ok_or_else(|| {
+            Error::unsupported("the control plane", format!("backend {} has none", i.backend.info().name))
+        })
+    }
+
+    /// The backend's optional abilities.
+    #[must_use]
+    pub fn ext(&self) -> Extensions<'_> {
+        self.inner().backend.ext()
+    }
+
+    /// The backend itself, for extension crates.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.inner().backend
+    }
+
+    /// Memory that peers may read directly: `bytes` zeroed bytes, freed on drop.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` when the backend has no allocator.
+    pub fn alloc(&self, bytes: usize) -> Result<Box<dyn Allocation>> {
+        match self.ext().allocator {
+            Some(a) => a.alloc(bytes),
+            None => Err(Error::unsupported(
+                "alloc",
+                format!("backend {} has no allocator; use ordinary memory", self.backend_name()),
+            )),
+        }
+    }
+
+    /// A view with options for single calls: `comm.with(CallOptions::new().timeout(t)).all_reduce(…)`.
+    #[must_use]
+    pub fn with<'c>(&'c self, options: CallOptions<'c>) -> With<'c> {
+        With::new(self, options)
+    }
+
+    /// Begins an operation of an extension crate: numbers it, asks observers, and tells them of its end.
+    ///
+    /// # Errors
+    ///
+    /// `Finalized` after finalize; `InvalidArgument` when an observer refuses.
+    pub fn begin(&self, desc: OpDesc) -> Result<OpTicket> {
+        OpTicket::begin(self, desc, &CallOptions::new())
+    }
+
+    /// Registers an observer until the guard is dropped.
+    pub fn observe(&self, observer: Arc<dyn Observer>) -> ObserverGuard {
+        self.inner().observers.register(observer)
+    }
+
+    /// Fails the communicator on all ranks: everything in flight ends with `Aborted`, as does every
+    /// later call. Any thread; does not block.
+    pub fn abort(&self, reason: &str) {
+        let i = self.inner();
+        let kind = ErrorKind::Aborted { rank: i.rank(), cause: reason.to_owned() };
+        let cause = Error::new(kind).with_context(|| i.context(None, None));
+        if i.observers.any() {
+            i.observers.event(&Event::Aborted { comm: &i.name, cause: &cause }, i.clock().now());
+        }
+        i.backend.abort(&cause);
+    }
+
+    /// Ends the communicator in an orderly way. Collective: waits for what is in flight here, then for
+    /// all ranks, at most `timeout`.
+    ///
+    /// # Errors
+    ///
+    /// The first error of the communicator, if it had failed; `Timeout` when not all ranks came;
+    /// `Finalized` when it was finalized before.
+    pub fn finalize(&self, timeout: Duration) -> Result<()> {
+        let i = self.inner();
+        let desc = OpDesc::new(Operation::Finalize);
+        if !i.transition(HandleState::Live, HandleState::Finalizing) {
+            return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(Some(&desc), None)));
+        }
+        let start = i.clock().now();
+        let drained = i.drain(start.after(timeout));
+        let left = timeout.saturating_sub(i.clock().now().since(start));
+        let ended = i.backend.finalize(left);
+        i.transition(HandleState::Finalizing, HandleState::Finalized);
+        if i.observers.any() {
+            i.observers.event(&Event::Finalized { comm: &i.name }, i.clock().now());
+        }
+        drained
+            .and(ended)
+            .map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
+    }
+
+    /// Creates child communicators: each rank names the parent ranks of its own child, in the child's
+    /// order. An empty list takes part and joins none. Collective over this communicator.
+    ///
+    /// Counterpart: `torchcomms split`, `MPI_Comm_create_group`, `ncclCommSplit`.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` on backends that cannot; `InvalidArgument` for duplicates, ranks out of range, or
+    /// a non-empty list without this rank; `PeerRefused` or `Mismatch` when another rank's list is bad.
+    pub fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Self>> {
+        let i = self.inner();
+        let ticket = self.begin(OpDesc::new(Operation::Split))?;
+        if let Err(e) = check::split_list(ranks, i.rank(), i.size()) {
+            return Err(ticket.refuse(e));
+        }
+        let mut options = i.options.clone();
+        options.name = Some(name.to_owned());
+        let seq = ticket.collective_seq().unwrap_or(0);
+        let request = SplitRequest::new(ranks.to_vec(), seq, options.clone(), i.options.timeout);
+        let child = ticket.complete(i.backend.split(&request))?;
+        let Some(backend) = child else { return Ok(None) };
+        let roots = ranks.iter().map(|r| i.ranks[*r]).collect();
+        if i.observers.any() {
+            i.observers.event(&Event::Split { comm: &i.name, child: name, ranks }, i.clock().now());
+        }
+        Self::assemble(backend, i.device, options, roots, Some(Arc::clone(&i.observers))).map(Some)
+    }
+
+    /// The opaque handle by which `reconfigure` can name this member.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` on backends with a fixed membership.
+    pub fn init_handle(&self) -> Result<String> {
+        self.inner().backend.init_handle()
+    }
+
+    /// A communicator with a new membership: rank = index in `handles`. `uuid` names the attempt.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` on backends with a fixed membership; `Timeout` when not all members came.
+    pub fn reconfigure(&self, uuid: u64, handles: &[String], timeout: Duration) -> Result<Self> {
+        let i = self.inner();
+        let ticket = self.begin(OpDesc::new(Operation::Reconfigure))?;
+        let request = ReconfigureRequest::new(uuid, handles.to_vec(), timeout);
+        let backend = ticket.complete(i.backend.reconfigure(&request))?;
+        let generation = backend.info().generation;
+        if i.observers.any() {
+            i.observers.event(&Event::Reconfigured { comm: &i.name, generation }, i.clock().now());
+        }
+        let ranks = (0..backend.info().size).collect();
+        Self::assemble(backend, i.device, i.options.clone(), ranks, Some(Arc::clone(&i.observers)))
+    }
+}

@@ -1,0 +1,351 @@
+//! Scopes: borrowed buffers, overlapping operations.
+
+use std::marker::PhantomData;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::buf::{IntoBuf, IntoBufMut};
+use crate::comm::batch::{BatchedOp, Entries};
+use crate::comm::ops::{Prepared, With};
+use crate::comm::{CallOptions, Communicator};
+use crate::error::{Error, Result};
+use crate::op::Operator;
+use crate::work::{Core, Hold, ScopedWork};
+
+/// Where borrowed operations are started; see [`Communicator::scope`].
+pub struct Scope<'scope, 'env: 'scope> {
+    with: With<'env>,
+    works: Mutex<Vec<Entry>>,
+    scope: PhantomData<&'scope mut &'scope ()>,
+    env: PhantomData<&'env mut &'env ()>,
+}
+
+/// Something that only has to be kept alive.
+trait Kept: Send {}
+impl<T: Send> Kept for T {}
+
+/// An operation of the scope and the memory it works on. The buffer is kept here, not only in the
+/// handle, because an owned buffer's handle may be dropped while the operation is in flight.
+struct Entry {
+    core: Arc<Core>,
+    _hold: Box<dyn Kept>,
+}
+
+impl std::fmt::Debug for Scope<'_, '_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Scope").field("works", &self.works.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl Scope<'_, '_> {
+    /// Waits for everything; the first error that nobody has seen.
+    fn finish(&self) -> Result<()> {
+        let mut first = Ok(());
+        // Operations started while waiting (from another thread of the program) are waited for too.
+        loop {
+            let works = std::mem::take(&mut *self.works.lock());
+            if works.is_empty() {
+                return first;
+            }
+            for Entry { core, _hold } in works {
+                core.wait(None);
+                if let (Ok(()), false, Some(Err(e))) = (&first, core.was_observed(), core.outcome()) {
+                    first = Err(e.clone());
+                }
+            }
+        }
+    }
+}
+
+impl<'env> With<'env> {
+    /// [`Communicator::scope`] with options for all calls in it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Communicator::scope`].
+    pub fn scope<F, T>(&self, f: F) -> Result<T>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    {
+        let scope = Scope { with: self.clone(), works: Mutex::default(), scope: PhantomData, env: PhantomData };
+        let out = catch_unwind(AssertUnwindSafe(|| f(&scope)));
+        let finished = scope.finish();
+        match out {
+            Ok(Ok(v)) => finished.map(|()| v),
+            Ok(Err(e)) => Err(e),
+            Err(panic) => resume_unwind(panic),
+        }
+    }
+}
+
+impl Communicator {
+    /// Runs `f` with a scope in which operations borrow their buffers and overlap with each other and
+    /// with computation. All of them are complete when this returns, also when `f` panics or fails;
+    /// handles and borrows cannot leave the scope.
+    ///
+    /// ```no_run
+    /// # use comm_core::{op, Communicator, Result};
+    /// # fn f(comm: &Communicator) -> Result<()> {
+    /// let (mut a, mut b) = (vec![1.0f32; 1024], vec![2.0f64; 1024]);
+    /// comm.scope(|s| {
+    ///     let first = s.all_reduce(&mut a, op::Sum)?;
+    ///     s.all_reduce(&mut b, op::Max)?;
+    ///     // … compute here …
+    ///     let a = first.wait()?; // the borrow comes back early
+    ///     a[0] += 1.0;
+    ///     Ok(())
+    /// })
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The error of `f`, else the first error of an operation whose handle was not waited for.
+    ///
+    /// # Panics
+    ///
+    /// When `f` panics, with its payload, after all operations have ended.
+    pub fn scope<'env, F, T>(&'env self, f: F) -> Result<T>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    {
+        self.with(CallOptions::new()).scope(f)
+    }
+}
+
+impl<'scope, 'env> Scope<'scope, 'env> {
+    fn go<B: Send + 'scope>(
+        &'scope self,
+        buf: B,
+        prepare: impl FnOnce(&With<'env>, &mut B) -> Prepared,
+    ) -> Result<ScopedWork<'scope, B>> {
+        let (core, hold): (Arc<Core>, Arc<Hold<B>>) = self.with.scoped(buf, |b| prepare(&self.with, b))?;
+        let kept: Box<dyn Kept + 'scope> = Box::new(Arc::clone(&hold));
+        // SAFETY: only the lifetime changes. `finish` empties the list before 'scope ends, also on unwinding, and
+        // nothing moves an entry out of the scope before that.
+        let kept = unsafe { std::mem::transmute::<Box<dyn Kept + 'scope>, Box<dyn Kept + 'static>>(kept) };
+        let mut works = self.works.lock();
+        works.push(Entry { core: Arc::clone(&core), _hold: kept });
+        // Long scopes should not accumulate records of operations that went well.
+        if works.len() >= 64 {
+            works.retain(|e| !matches!(e.core.outcome(), Some(Ok(()))));
+        }
+        Ok(ScopedWork { core, hold, scope: PhantomData })
+    }
+
+    /// See [`Communicator::send`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn send<M, B: IntoBuf<M> + Send + 'scope>(&'scope self, buf: B, dst: usize) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_send(b.buf(), dst))
+    }
+
+    /// See [`Communicator::recv`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn recv<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B, src: usize) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_recv(b.buf_mut(), src))
+    }
+
+    /// See [`Communicator::broadcast`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn broadcast<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B, root: usize) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_broadcast(b.buf_mut(), root))
+    }
+
+    /// See [`Communicator::all_reduce`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn all_reduce<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
+        &'scope self,
+        buf: B,
+        op: O,
+    ) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_all_reduce(b.buf_mut(), Ok(op.reducer())))
+    }
+
+    /// See [`Communicator::all_reduce_into`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn all_reduce_into<M, I, B, O>(&'scope self, input: I, output: B, op: O) -> Result<ScopedWork<'scope, (I, B)>>
+    where
+        I: IntoBuf<M> + Send + 'scope,
+        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
+        O: Operator<I::Elem>,
+    {
+        self.go((input, output), |w, (i, o)| w.prep_all_reduce_into(i.buf(), o.buf_mut(), Ok(op.reducer())))
+    }
+
+    /// See [`Communicator::reduce`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn reduce<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
+        &'scope self,
+        buf: B,
+        op: O,
+        root: usize,
+    ) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_reduce(b.buf_mut(), Ok(op.reducer()), root))
+    }
+
+    /// See [`Communicator::reduce_into`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn reduce_into<M, I, B, O>(
+        &'scope self,
+        input: I,
+        output: Option<B>,
+        op: O,
+        root: usize,
+    ) -> Result<ScopedWork<'scope, (I, Option<B>)>>
+    where
+        I: IntoBuf<M> + Send + 'scope,
+        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
+        O: Operator<I::Elem>,
+    {
+        self.go((input, output), |w, (i, o)| {
+            w.prep_reduce_into(i.buf(), o.as_mut().map(|o| o.buf_mut()), Ok(op.reducer()), root)
+        })
+    }
+
+    /// See [`Communicator::all_gather`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn all_gather<M, I, B>(&'scope self, input: I, output: B) -> Result<ScopedWork<'scope, (I, B)>>
+    where
+        I: IntoBuf<M> + Send + 'scope,
+        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
+    {
+        self.go((input, output), |w, (i, o)| w.prep_all_gather(i.buf(), o.buf_mut()))
+    }
+
+    /// See [`Communicator::all_gather_in_place`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn all_gather_in_place<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut()))
+    }
+
+    /// See [`Communicator::reduce_scatter`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn reduce_scatter<M, I, B, O>(&'scope self, input: I, output: B, op: O) -> Result<ScopedWork<'scope, (I, B)>>
+    where
+        I: IntoBuf<M> + Send + 'scope,
+        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
+        O: Operator<I::Elem>,
+    {
+        self.go((input, output), |w, (i, o)| w.prep_reduce_scatter(i.buf(), o.buf_mut(), Ok(op.reducer())))
+    }
+
+    /// See [`Communicator::reduce_scatter_in_place`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn reduce_scatter_in_place<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
+        &'scope self,
+        buf: B,
+        op: O,
+    ) -> Result<ScopedWork<'scope, B>> {
+        self.go(buf, |w, b| w.prep_reduce_scatter_in_place(b.buf_mut(), Ok(op.reducer())))
+    }
+
+    /// See [`Communicator::barrier`].
+    ///
+    /// # Errors
+    ///
+    /// As there; those of the transfer come from the handle.
+    pub fn barrier(&'scope self) -> Result<ScopedWork<'scope, ()>> {
+        self.go((), |w, ()| w.prep_barrier())
+    }
+
+    /// A batch of borrowed messages that is issued into this scope.
+    #[must_use]
+    pub fn batch(&'scope self) -> ScopedBatch<'scope, 'env> {
+        ScopedBatch { entries: Entries::new(self.with.clone()), scope: self }
+    }
+}
+
+/// A batch inside a scope; see [`Scope::batch`].
+#[derive(Debug)]
+pub struct ScopedBatch<'scope, 'env> {
+    entries: Entries<'env>,
+    scope: &'scope Scope<'scope, 'env>,
+}
+
+impl<'scope, 'env> ScopedBatch<'scope, 'env> {
+    /// Adds a send.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range.
+    pub fn send<T: crate::Pod>(mut self, buf: &'scope [T], dst: usize) -> Result<Self> {
+        self.entries.send(IntoBuf::buf(&buf), dst)?;
+        Ok(self)
+    }
+
+    /// Adds a receive.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range.
+    pub fn recv<T: crate::Pod>(mut self, buf: &'scope mut [T], src: usize) -> Result<Self> {
+        let mut buf = buf;
+        self.entries.recv(IntoBufMut::buf_mut(&mut buf), src)?;
+        Ok(self)
+    }
+
+    /// Sets the tag of the messages that are added after this.
+    #[must_use]
+    pub fn tag(mut self, tag: u32) -> Self {
+        self.entries.tag(tag);
+        self
+    }
+
+    /// What has been added so far.
+    #[must_use]
+    pub fn ops(&self) -> Vec<BatchedOp> {
+        self.entries.ops()
+    }
+
+    /// Starts all messages.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for an empty batch.
+    pub fn issue(self) -> Result<ScopedWork<'scope, ()>> {
+        self.scope.go((), |_, ()| self.entries.prepare())
+    }
+}
+
+// `Scope` is handed out by shared reference and may be used from several threads of the program.
+const _: () = {
+    const fn send_sync<T: Send + Sync>() {}
+    send_sync::<Communicator>();
+    send_sync::<Scope<'_, '_>>();
+    send_sync::<Error>();
+};

@@ -1,0 +1,459 @@
+//! [`HostBackend`]: the safe way to write a backend. Bytes in, bytes out.
+//!
+//! [`host_backend`] adapts one to [`Backend`]. Asynchronous operations run one after the other, in
+//! the order of their calls, on one worker thread of the adapter.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::backend::{Backend, BackendInfo, CallInfo, OpQuery, OpRequest, P2pOp, Pending, Support};
+use crate::buf::{RawBuf, RawBufMut};
+use crate::control::Control;
+use crate::desc::{OpDesc, Operation};
+use crate::device::DeviceKind;
+use crate::error::{Error, ErrorKind, Result};
+use crate::observe::CallNumber;
+use crate::reduce::Reducer;
+use crate::time::{Clock, Time};
+
+/// A backend for host memory, written without `unsafe`.
+///
+/// Implement what you can; what is left out answers `Unsupported`, and [`supports`](Self::supports)
+/// must say the same. Arguments are validated before they get here. Methods may be called from the
+/// caller's thread and from the adapter's worker.
+pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
+    /// What this is.
+    fn info(&self) -> &BackendInfo;
+
+    /// Whether and how an operation is done.
+    fn supports(&self, query: &OpQuery) -> Support;
+
+    /// The clock that deadlines are measured on.
+    fn clock(&self) -> &Arc<dyn Clock>;
+
+    /// Sends `data` to `peer`; `seq` numbers the messages per peer and tag.
+    fn send(&self, data: &[u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (data, peer, tag, seq);
+        Err(self.lacks(call))
+    }
+
+    /// Receives exactly `data.len()` bytes from `peer`.
+    fn recv(&self, data: &mut [u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (data, peer, tag, seq);
+        Err(self.lacks(call))
+    }
+
+    /// Copies root's `data` into everybody's.
+    fn broadcast(&self, data: &mut [u8], root: usize, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (data, root);
+        Err(self.lacks(call))
+    }
+
+    /// Reduces `data` in place on all ranks. The reducer folds, scales and finishes bytes.
+    fn all_reduce(&self, data: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (data, reducer);
+        Err(self.lacks(call))
+    }
+
+    /// Reduces to the root: there `data` is replaced by the result, elsewhere its contents do not matter afterwards.
+    fn reduce(&self, data: &mut [u8], reducer: &Reducer, root: usize, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (data, reducer, root);
+        Err(self.lacks(call))
+    }
+
+    /// Concatenates everybody's `input` into `output`.
+    fn all_gather(&self, input: &[u8], output: &mut [u8], call: &CallInfo<'_>) -> Result<()> {
+        let _ = (input, output);
+        Err(self.lacks(call))
+    }
+
+    /// Reduces everybody's `input` and leaves the own block in `output`.
+    fn reduce_scatter(&self, input: &[u8], output: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
+        let _ = (input, output, reducer);
+        Err(self.lacks(call))
+    }
+
+    /// Returns when all ranks have called it.
+    fn barrier(&self, call: &CallInfo<'_>) -> Result<()> {
+        Err(self.lacks(call))
+    }
+
+    /// The control plane, if there is one.
+    fn control(&self) -> Option<Arc<dyn Control>> {
+        None
+    }
+
+    /// Another rank must not wait for this one in this call.
+    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str);
+
+    /// The error that the communicator failed with.
+    fn failure(&self) -> Option<Error>;
+
+    /// Ends everything in flight on all ranks. Any thread, never blocks.
+    fn abort(&self, cause: &Error);
+
+    /// Collective end.
+    fn finalize(&self, timeout: Duration) -> Result<()>;
+
+    /// Local end.
+    fn close(&self);
+
+    /// The error for an operation that is not implemented.
+    fn lacks(&self, call: &CallInfo<'_>) -> Error {
+        Error::unsupported(
+            call.desc.operation.name(),
+            format!("backend {} does not implement it; ask `supports` first", self.info().name),
+        )
+    }
+}
+
+/// Makes a [`Backend`] of a [`HostBackend`].
+pub fn host_backend<B: HostBackend>(backend: B) -> Arc<dyn Backend> {
+    let shared = Arc::new(Shared { backend, queue: Mutex::default(), ready: Condvar::new() });
+    Arc::new(Adapter { shared, worker: Mutex::new(false) })
+}
+
+struct Shared<B> {
+    backend: B,
+    queue: Mutex<Queue>,
+    ready: Condvar,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    closed: bool,
+}
+
+struct Job {
+    request: OpRequest,
+    desc: OpDesc,
+    numbers: (u64, u64),
+    timeout: Duration,
+    hints: Vec<(String, String)>,
+    cell: Arc<Cell>,
+}
+
+#[derive(Default)]
+struct Cell {
+    state: Mutex<CellState>,
+    done: Condvar,
+}
+
+#[derive(Default)]
+struct CellState {
+    cancelled: bool,
+    running: bool,
+    result: Option<Result<()>>,
+    waker: Option<Waker>,
+}
+
+impl Cell {
+    fn finish(&self, r: Result<()>) {
+        let mut s = self.state.lock();
+        s.running = false;
+        s.result = Some(r);
+        let w = s.waker.take();
+        drop(s);
+        self.done.notify_all();
+        if let Some(w) = w {
+            w.wake();
+        }
+    }
+}
+
+struct Adapter<B> {
+    shared: Arc<Shared<B>>,
+    worker: Mutex<bool>,
+}
+
+impl<B: HostBackend> fmt::Debug for Adapter<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("HostBackend").field(&self.shared.backend).finish()
+    }
+}
+
+impl<B> Drop for Adapter<B> {
+    fn drop(&mut self) {
+        self.shared.queue.lock().closed = true;
+        self.shared.ready.notify_all();
+    }
+}
+
+/// Reads a range.
+///
+/// # Safety
+///
+/// The range is valid and not written during `'a`.
+unsafe fn bytes<'a>(b: &RawBuf) -> &'a [u8] {
+    // SAFETY: forwarded; an empty range needs no valid pointer.
+    if b.bytes() == 0 { &[] } else { unsafe { std::slice::from_raw_parts(b.ptr(), b.bytes()) } }
+}
+
+/// Writes a range.
+///
+/// # Safety
+///
+/// The range is valid and not used otherwise during `'a`.
+unsafe fn bytes_mut<'a>(b: &RawBufMut) -> &'a mut [u8] {
+    // SAFETY: forwarded; an empty range needs no valid pointer.
+    if b.bytes() == 0 { &mut [] } else { unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) } }
+}
+
+fn same(input: &RawBuf, output: &RawBufMut) -> bool {
+    input.ptr() == output.ptr().cast_const() && input.bytes() == output.bytes()
+}
+
+impl<B: HostBackend> Shared<B> {
+    /// Runs one request.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        let b = &self.backend;
+        // SAFETY (whole function): the caller lends the request's buffers until we return; the communicator
+        // made sure that they are disjoint unless in place, and in-place pairs are never borrowed twice here.
+        unsafe {
+            match request {
+                OpRequest::P2p(op) => self.p2p(op, call),
+                OpRequest::Batch(ops) => self.batch(ops, call),
+                OpRequest::Broadcast { buf, root } => b.broadcast(bytes_mut(buf), *root, call),
+                OpRequest::AllReduce { input, output, reducer } => {
+                    let out = bytes_mut(output);
+                    if !same(input, output) {
+                        out.copy_from_slice(bytes(input));
+                    }
+                    b.all_reduce(out, reducer, call)
+                }
+                OpRequest::Reduce { input, output, reducer, root } => match output {
+                    Some(o) => {
+                        let out = bytes_mut(o);
+                        if !same(input, o) {
+                            out.copy_from_slice(bytes(input));
+                        }
+                        b.reduce(out, reducer, *root, call)
+                    }
+                    None => b.reduce(&mut bytes(input).to_vec(), reducer, *root, call),
+                },
+                OpRequest::AllGather { input, output } => {
+                    // In place the shard lies inside the output: a copy keeps the two borrows apart.
+                    if output.overlaps(input) {
+                        let shard = bytes(input).to_vec();
+                        b.all_gather(&shard, bytes_mut(output), call)
+                    } else {
+                        b.all_gather(bytes(input), bytes_mut(output), call)
+                    }
+                }
+                OpRequest::ReduceScatter { input, output, reducer } => {
+                    if output.overlaps(input) {
+                        let mut block = vec![0; output.bytes()];
+                        b.reduce_scatter(bytes(input), &mut block, reducer, call)?;
+                        bytes_mut(output).copy_from_slice(&block);
+                        Ok(())
+                    } else {
+                        b.reduce_scatter(bytes(input), bytes_mut(output), reducer, call)
+                    }
+                }
+                OpRequest::Barrier => b.barrier(call),
+            }
+        }
+    }
+
+    /// Runs one message.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn p2p(&self, op: &P2pOp, call: &CallInfo<'_>) -> Result<()> {
+        // SAFETY: lent by the caller.
+        unsafe {
+            match op {
+                P2pOp::Send { buf, peer, tag, seq } => self.backend.send(bytes(buf), *peer, *tag, *seq, call),
+                P2pOp::Recv { buf, peer, tag, seq } => self.backend.recv(bytes_mut(buf), *peer, *tag, *seq, call),
+            }
+        }
+    }
+
+    /// Sends run beside the receives, so that two ranks that send to each other cannot block.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn batch(&self, ops: &[P2pOp], call: &CallInfo<'_>) -> Result<()> {
+        let is_send = |m: &&P2pOp| matches!(m, P2pOp::Send { .. });
+        std::thread::scope(|s| {
+            let sends = s.spawn(|| {
+                // SAFETY: lent by the caller; entries of a batch are disjoint.
+                ops.iter().filter(is_send).try_for_each(|m| unsafe { self.p2p(m, call) })
+            });
+            // SAFETY: as above.
+            let recvs = ops.iter().filter(|m| !is_send(m)).try_for_each(|m| unsafe { self.p2p(m, call) });
+            let sends = sends.join().unwrap_or_else(|_| Err(panicked()));
+            sends.and(recvs)
+        })
+    }
+
+    fn work(&self) {
+        loop {
+            let job = {
+                let mut q = self.queue.lock();
+                loop {
+                    if let Some(j) = q.jobs.pop_front() {
+                        break j;
+                    }
+                    if q.closed {
+                        return;
+                    }
+                    self.ready.wait(&mut q);
+                }
+            };
+            {
+                let mut s = job.cell.state.lock();
+                if s.cancelled {
+                    continue;
+                }
+                s.running = true;
+            }
+            let call = CallInfo::new(job.desc, job.numbers.0, job.numbers.1, job.timeout).hints(&job.hints);
+            // SAFETY: `Backend::start`'s caller lends the buffers until completion or `cancel`; `cancel` waits
+            // while `running` is set.
+            let r = catch_unwind(AssertUnwindSafe(|| unsafe { self.run(&job.request, &call) }));
+            job.cell.finish(r.unwrap_or_else(|_| Err(panicked())));
+        }
+    }
+}
+
+fn panicked() -> Error {
+    Error::new(ErrorKind::Backend { library: "user backend".into(), code: -1, text: "it panicked".into() })
+}
+
+struct HostPending {
+    cell: Arc<Cell>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Pending for HostPending {
+    fn poll(&mut self) -> Poll<Result<()>> {
+        self.cell.state.lock().result.clone().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>> {
+        let mut s = self.cell.state.lock();
+        while s.result.is_none() {
+            match until {
+                None => self.cell.done.wait(&mut s),
+                Some(t) => {
+                    let left = t.since(self.clock.now());
+                    if left.is_zero() {
+                        return Poll::Pending;
+                    }
+                    self.cell.done.wait_for(&mut s, left);
+                }
+            }
+        }
+        s.result.clone().map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn set_waker(&mut self, waker: &Waker) {
+        let mut s = self.cell.state.lock();
+        if s.result.is_some() {
+            drop(s);
+            waker.wake_by_ref();
+        } else {
+            s.waker = Some(waker.clone());
+        }
+    }
+
+    fn cancel(&mut self) {
+        let mut s = self.cell.state.lock();
+        s.cancelled = true;
+        // A running call cannot be taken away from safe code: wait for it.
+        while s.running {
+            self.cell.done.wait(&mut s);
+        }
+    }
+}
+
+// SAFETY: buffers are touched only inside `Shared::run`, which ends before a completion is reported, and not
+// after `cancel`, which waits for a run in progress and makes the worker skip a job that has not begun.
+unsafe impl<B: HostBackend> Backend for Adapter<B> {
+    fn info(&self) -> &BackendInfo {
+        self.shared.backend.info()
+    }
+
+    fn supports(&self, query: &OpQuery) -> Support {
+        if query.memory.kind != DeviceKind::Cpu {
+            return Support::Unsupported { reason: "this backend works on host memory".into() };
+        }
+        if query.operation == Operation::Batch {
+            let p2p = OpQuery { operation: Operation::Send, ..*query };
+            return self.shared.backend.supports(&p2p);
+        }
+        self.shared.backend.supports(query)
+    }
+
+    fn clock(&self) -> &Arc<dyn Clock> {
+        self.shared.backend.clock()
+    }
+
+    unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        // SAFETY: forwarded.
+        unsafe { self.shared.run(request, call) }
+    }
+
+    unsafe fn start(&self, request: OpRequest, call: &CallInfo<'_>) -> Result<Box<dyn Pending>> {
+        let mut started = self.worker.lock();
+        if !*started {
+            let shared = Arc::clone(&self.shared);
+            std::thread::Builder::new()
+                .name(format!("{}-async", self.info().name))
+                .spawn(move || shared.work())
+                .map_err(|e| Error::io("starting the worker thread for asynchronous operations", &e))?;
+            *started = true;
+        }
+        drop(started);
+        let cell = Arc::new(Cell::default());
+        let job = Job {
+            request,
+            desc: call.desc,
+            numbers: (call.seq, call.op_id),
+            timeout: call.timeout,
+            hints: call.hints.to_vec(),
+            cell: Arc::clone(&cell),
+        };
+        self.shared.queue.lock().jobs.push_back(job);
+        self.shared.ready.notify_one();
+        Ok(Box::new(HostPending { cell, clock: Arc::clone(self.clock()) }))
+    }
+
+    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str) {
+        self.shared.backend.refuse(number, desc, reason);
+    }
+
+    fn control(&self) -> Option<Arc<dyn Control>> {
+        self.shared.backend.control()
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.shared.backend.failure()
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.shared.backend.abort(cause);
+    }
+
+    fn finalize(&self, timeout: Duration) -> Result<()> {
+        self.shared.backend.finalize(timeout)
+    }
+
+    fn close(&self) {
+        self.shared.backend.close();
+    }
+}
