@@ -176,11 +176,8 @@ fn recursive_doubling_sends_log2_messages() {
         let rounds = n.ilog2() as usize;
         let surplus = n - (1 << rounds);
         for r in 0..n {
-            let want = match r < 2 * surplus {
-                true if r % 2 == 0 => 1,
-                true => rounds + 1,
-                false => rounds,
-            };
+            let served = r < 2 * surplus;
+            let want = if !served { rounds } else { [1, rounds + 1][r % 2] };
             assert_eq!(world.counts(r).messages, want, "rank {r} of {n}");
             assert_eq!(world.counts(r).bytes, want * 1600);
         }

@@ -84,7 +84,7 @@ impl Plan for Down {
         lane.recv.clear();
         lane.sends.clear();
         lane.forwarded = false;
-        let (parent, _) = family(self.shape.from_root(self.root), self.shape.size);
+        let (parent, _) = family(self.shape.distance_from(self.root), self.shape.size);
         if let Some(p) = parent {
             let span = Span::new(Buf::Output, at.off, at.len);
             lane.recv.push(t.recv(self.shape.at(self.root, p), at.index as u32, span)?);
@@ -97,7 +97,7 @@ impl Plan for Down {
             if !lane.recv.all_done(t) {
                 return Ok(false);
             }
-            let d = self.shape.from_root(self.root);
+            let d = self.shape.distance_from(self.root);
             let span = Span::new(Buf::Output, at.off, at.len);
             // The child with the largest subtree first.
             for i in (0..family(d, self.shape.size).1).rev() {
@@ -131,7 +131,7 @@ impl Up {
     }
 
     fn family(&self) -> (Option<usize>, usize) {
-        family(self.shape.from_root(self.root), self.shape.size)
+        family(self.shape.distance_from(self.root), self.shape.size)
     }
 
     /// The root accumulates in its output, so its first child needs no slot; a leaf needs none at all.
@@ -168,7 +168,7 @@ impl Plan for Up {
         lane.send.clear();
         (lane.folded, lane.passed) = (0, false);
         let (acc, own) = (self.acc(at), self.own(at));
-        let d = self.shape.from_root(self.root);
+        let d = self.shape.distance_from(self.root);
         for i in 0..self.family().1 {
             let child = self.shape.at(self.root, d + (1 << i));
             lane.recvs.push(match i {

@@ -64,7 +64,7 @@ impl Chain {
 
     /// The neighbours towards the root and away from it.
     fn neighbours(shape: Shape, root: usize) -> (Option<usize>, Option<usize>) {
-        let d = shape.from_root(root);
+        let d = shape.distance_from(root);
         let prev = if d > 0 { Some(shape.at(root, d - 1)) } else { None };
         let next = if d + 1 < shape.size { Some(shape.at(root, d + 1)) } else { None };
         (prev, next)

@@ -89,10 +89,12 @@ impl Doubling {
 
     fn role(&self) -> Role {
         let r = self.shape.rank;
-        match r < 2 * self.surplus {
-            true if r % 2 == 0 => Role::Surplus,
-            true => Role::Member(r / 2),
-            false => Role::Member(r - self.surplus),
+        if r >= 2 * self.surplus {
+            Role::Member(r - self.surplus)
+        } else if self.serves() {
+            Role::Member(r / 2)
+        } else {
+            Role::Surplus
         }
     }
 

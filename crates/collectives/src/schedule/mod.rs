@@ -209,7 +209,7 @@ impl Shape {
     }
 
     /// This rank's distance from `root` along the ranks.
-    const fn from_root(&self, root: usize) -> usize {
+    const fn distance_from(&self, root: usize) -> usize {
         (self.rank + self.size - root) % self.size
     }
 
