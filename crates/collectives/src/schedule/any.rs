@@ -1,0 +1,93 @@
+//! A schedule of any algorithm in one value, so that running one needs no heap allocation.
+
+use std::task::Poll;
+
+use comm_core::Result;
+
+use super::{
+    AllGatherDirect, Binomial, Chain, Direct, Dissemination, RecursiveDoubling, Request, Ring, Schedule, Transport,
+};
+use crate::select::Algorithm;
+
+/// Any schedule. Up to 16 ranks, neither making nor running one allocates.
+// The sizes differ because token lists lie inside; boxing the large ones would be the allocation this type avoids.
+#[allow(clippy::large_enum_variant)]
+#[derive(Debug)]
+pub enum AnySchedule {
+    /// Everybody to everybody, folds in rank order.
+    Direct(Direct),
+    /// Exchanges at doubling distances.
+    RecursiveDoubling(RecursiveDoubling),
+    /// Pipelined ring.
+    Ring(Ring),
+    /// Binomial tree.
+    Binomial(Binomial),
+    /// Pipelined chain.
+    Chain(Chain),
+    /// Every shard to everybody at once.
+    AllGatherDirect(AllGatherDirect),
+    /// The barrier.
+    Dissemination(Dissemination),
+}
+
+impl AnySchedule {
+    /// One rank's schedule for an operation.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidArgument`](comm_core::ErrorKind::InvalidArgument) when the request's numbers contradict each
+    /// other, see [`Shape::check`](super::Shape::check), or the root is not a rank.
+    pub fn new(algorithm: Algorithm, request: &Request) -> Result<Self> {
+        request.check(algorithm.is_rooted())?;
+        let Request { shape, root } = *request;
+        Ok(match algorithm {
+            Algorithm::AllReduceDirect => Self::Direct(Direct::all_reduce(shape)),
+            Algorithm::AllReduceRecursiveDoubling => Self::RecursiveDoubling(RecursiveDoubling::all_reduce(shape)),
+            Algorithm::AllReduceRing => Self::Ring(Ring::all_reduce(shape)),
+            Algorithm::ReduceBinomial => Self::Binomial(Binomial::reduce(shape, root)),
+            Algorithm::ReduceChain => Self::Chain(Chain::reduce(shape, root)),
+            Algorithm::ReduceOrdered => Self::Direct(Direct::reduce(shape, root)),
+            Algorithm::BroadcastBinomial => Self::Binomial(Binomial::broadcast(shape, root)),
+            Algorithm::BroadcastChain => Self::Chain(Chain::broadcast(shape, root)),
+            Algorithm::AllGatherDirect => Self::AllGatherDirect(AllGatherDirect::new(shape)),
+            Algorithm::AllGatherRing => Self::Ring(Ring::all_gather(shape)),
+            Algorithm::ReduceScatterDirect => Self::Direct(Direct::reduce_scatter(shape)),
+            Algorithm::ReduceScatterRing => Self::Ring(Ring::reduce_scatter(shape)),
+            Algorithm::BarrierDissemination => Self::Dissemination(Dissemination::barrier(shape)),
+        })
+    }
+
+    fn inner(&self) -> &dyn Schedule {
+        match self {
+            Self::Direct(s) => s,
+            Self::RecursiveDoubling(s) => s,
+            Self::Ring(s) => s,
+            Self::Binomial(s) => s,
+            Self::Chain(s) => s,
+            Self::AllGatherDirect(s) => s,
+            Self::Dissemination(s) => s,
+        }
+    }
+}
+
+impl Schedule for AnySchedule {
+    fn poll(&mut self, t: &mut dyn Transport) -> Poll<Result<()>> {
+        match self {
+            Self::Direct(s) => s.poll(t),
+            Self::RecursiveDoubling(s) => s.poll(t),
+            Self::Ring(s) => s.poll(t),
+            Self::Binomial(s) => s.poll(t),
+            Self::Chain(s) => s.poll(t),
+            Self::AllGatherDirect(s) => s.poll(t),
+            Self::Dissemination(s) => s.poll(t),
+        }
+    }
+
+    fn scratch(&self) -> usize {
+        self.inner().scratch()
+    }
+
+    fn name(&self) -> &'static str {
+        self.inner().name()
+    }
+}

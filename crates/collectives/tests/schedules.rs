@@ -1,0 +1,286 @@
+//! Every algorithm over an in-memory world with random scheduling, against a serial computation.
+
+mod common;
+
+use collectives::{Algorithm, AnySchedule, Request, Shape};
+use comm_core::{DType, Operation, ReduceOp, Reducer};
+use proptest::prelude::*;
+
+use common::{Case, Kind, Mode, World};
+
+const SIZES: [usize; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 13, 16];
+const COUNTS: [usize; 8] = [0, 1, 2, 3, 5, 17, 1000, 4096 + 3];
+
+/// The kinds of elements that an algorithm is tested with.
+fn kinds(a: Algorithm) -> &'static [Kind] {
+    match a.operation() {
+        Operation::Broadcast | Operation::AllGather => &[Kind::I64Sum],
+        _ if a.keeps_order() => &[Kind::I64Sum, Kind::F32Sum, Kind::I64Avg, Kind::Affine],
+        _ => &[Kind::I64Sum, Kind::F32Sum, Kind::I64Avg, Kind::F32Avg],
+    }
+}
+
+fn sweep(a: Algorithm) {
+    let mut seed = 0;
+    for n in SIZES {
+        for elements in COUNTS {
+            // Large cases run with one kind and larger segments; they are there for the many slices.
+            let large = elements >= 1000;
+            for &kind in &kinds(a)[..if large { 1 } else { kinds(a).len() }] {
+                let segment = match elements {
+                    0..1000 => 64,
+                    1000 => 512,
+                    _ => 1024,
+                };
+                for in_place in [0, u64::MAX] {
+                    seed += 1;
+                    let mode = [Mode::Eager, Mode::Rendezvous, Mode::Mixed][seed as usize % 3];
+                    let case = Case { in_place, segment, mode, seed, ..Case::new(a, n, elements, kind) };
+                    let roots = if !a.is_rooted() {
+                        0..1
+                    } else if large {
+                        seed as usize % n..seed as usize % n + 1
+                    } else {
+                        0..n
+                    };
+                    for root in roots {
+                        Case { root, ..case }.run();
+                    }
+                }
+            }
+        }
+    }
+}
+
+macro_rules! sweeps {
+    ($($name:ident: $a:ident;)*) => {$(
+        #[test]
+        fn $name() {
+            sweep(Algorithm::$a);
+        }
+    )*
+
+        #[test]
+        fn every_algorithm_is_swept() {
+            let swept = [$(Algorithm::$a,)* Algorithm::BarrierDissemination];
+            for a in Algorithm::ALL {
+                assert!(swept.contains(a), "{a}");
+            }
+        }
+    };
+}
+
+sweeps! {
+    all_reduce_direct: AllReduceDirect;
+    all_reduce_recursive_doubling: AllReduceRecursiveDoubling;
+    all_reduce_ring: AllReduceRing;
+    reduce_binomial: ReduceBinomial;
+    reduce_chain: ReduceChain;
+    reduce_ordered: ReduceOrdered;
+    broadcast_binomial: BroadcastBinomial;
+    broadcast_chain: BroadcastChain;
+    all_gather_direct: AllGatherDirect;
+    all_gather_ring: AllGatherRing;
+    reduce_scatter_direct: ReduceScatterDirect;
+    reduce_scatter_ring: ReduceScatterRing;
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_shapes_and_schedules(
+        which in 0..Algorithm::ALL.len(),
+        kind in 0usize..4,
+        n in 1usize..20,
+        elements in 0usize..200,
+        root in 0usize..20,
+        in_place in any::<u64>(),
+        segment in 0usize..400,
+        mode in prop::sample::select(vec![Mode::Eager, Mode::Rendezvous, Mode::Mixed]),
+        seed in 0u64..1 << 40,
+    ) {
+        let a = Algorithm::ALL[which];
+        if a != Algorithm::BarrierDissemination {
+            let kind = kinds(a)[kind % kinds(a).len()];
+            Case { root: root % n, in_place, segment, mode, seed, ..Case::new(a, n, elements, kind) }.run();
+        }
+    }
+}
+
+fn barrier(n: usize, mode: Mode, seed: u64, held: &[usize]) -> (World, Vec<bool>) {
+    let reducer = Reducer::builtin(ReduceOp::Sum, DType::U8).unwrap();
+    let mut world = World::new(reducer, vec![[Vec::new(), Vec::new()]; n], mode, seed);
+    world.allow_empty_messages();
+    let shape = |rank| Shape { rank, size: n, bytes: 0, unit: 1, in_place: false, segment: 0 };
+    let mut schedules: Vec<_> = (0..n)
+        .map(|r| AnySchedule::new(Algorithm::BarrierDissemination, &Request { shape: shape(r), root: 0 }).unwrap())
+        .collect();
+    let ready = world.run_holding(&mut schedules, held);
+    (world, ready)
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_the_last_has_come() {
+    for n in 2..=17 {
+        for held in 0..n {
+            let mode = [Mode::Eager, Mode::Mixed][held % 2];
+            let (world, ready) = barrier(n, mode, (n * 100 + held) as u64, &[held]);
+            assert_eq!(ready, vec![false; n], "{held} of {n} was late");
+            for r in 0..n {
+                assert_eq!(world.counts(r).messages, n.next_power_of_two().ilog2() as usize);
+                assert_eq!(world.counts(r).bytes, 0);
+            }
+        }
+    }
+    barrier(1, Mode::Eager, 1, &[]);
+    barrier(7, Mode::Rendezvous, 1, &[]);
+}
+
+#[test]
+fn a_ring_sends_the_least_there_is() {
+    for n in [2, 3, 4, 7, 8] {
+        let elements = 840;
+        let bytes = elements * 8;
+        for in_place in [0, u64::MAX] {
+            let case = Case { in_place, ..Case::new(Algorithm::AllReduceRing, n, elements, Kind::I64Avg) };
+            let world = case.run();
+            let mut finished = 0;
+            for r in 0..n {
+                let c = world.counts(r);
+                assert_eq!(c.bytes, 2 * (n - 1) * bytes / n, "rank {r} of {n}");
+                assert_eq!(c.messages, 2 * (n - 1) * (bytes / n).div_ceil(64));
+                assert_eq!(c.peers.iter().collect::<Vec<_>>(), [&((r + 1) % n)]);
+                assert_eq!(c.copied, 0, "the fold moves the data");
+                assert!(c.most_sends <= 4 && c.most_recvs <= 4, "{c:?}");
+                finished += c.finished;
+            }
+            assert_eq!(finished, bytes, "each element is finished once in the world");
+
+            let scatter = Case { algorithm: Algorithm::ReduceScatterRing, elements: elements / n, ..case };
+            let gather = Case { algorithm: Algorithm::AllGatherRing, elements: elements / n, ..case };
+            let (scatter, gather) = (scatter.run(), gather.run());
+            for r in 0..n {
+                assert_eq!(scatter.counts(r).bytes, (n - 1) * bytes / n);
+                assert_eq!(scatter.counts(r).copied, 0);
+                assert_eq!(gather.counts(r).bytes, (n - 1) * bytes / n);
+            }
+        }
+    }
+}
+
+#[test]
+fn recursive_doubling_sends_log2_messages() {
+    for n in SIZES {
+        let world = Case { segment: 0, ..Case::new(Algorithm::AllReduceRecursiveDoubling, n, 100, Kind::Affine) }.run();
+        let rounds = n.ilog2() as usize;
+        let surplus = n - (1 << rounds);
+        for r in 0..n {
+            let served = r < 2 * surplus;
+            let want = if !served { rounds } else { [1, rounds + 1][r % 2] };
+            assert_eq!(world.counts(r).messages, want, "rank {r} of {n}");
+            assert_eq!(world.counts(r).bytes, want * 1600);
+        }
+    }
+}
+
+#[test]
+fn binomial_trees_have_log2_children_at_the_root_and_send_n_minus_1_messages() {
+    for n in SIZES {
+        for root in 0..n {
+            let case = Case { segment: 0, root, ..Case::new(Algorithm::BroadcastBinomial, n, 10, Kind::I64Sum) };
+            let down = case.run();
+            let up = Case { algorithm: Algorithm::ReduceBinomial, ..case }.run();
+            let rounds = n.next_power_of_two().ilog2() as usize;
+            assert_eq!(down.counts(root).messages, rounds);
+            assert_eq!(up.counts(root).most_recvs, rounds);
+            assert_eq!((0..n).map(|r| down.counts(r).messages).sum::<usize>(), n - 1);
+            for r in 0..n {
+                assert!(down.counts(r).messages <= rounds);
+                assert_eq!(up.counts(r).messages, usize::from(r != root));
+            }
+        }
+    }
+}
+
+#[test]
+fn chains_carry_the_buffer_once_per_link_with_a_bounded_window() {
+    for a in [Algorithm::BroadcastChain, Algorithm::ReduceChain] {
+        let world = Case { root: 2, ..Case::new(a, 5, 1000, Kind::I64Sum) }.run();
+        let end = if a == Algorithm::BroadcastChain { 1 } else { 2 };
+        for r in 0..5 {
+            let c = world.counts(r);
+            assert_eq!(c.bytes, if r == end { 0 } else { 8000 }, "{a} rank {r}");
+            assert!(c.most_sends <= 4 && c.most_recvs <= 4, "{c:?}");
+        }
+    }
+}
+
+#[test]
+fn direct_exchanges_send_one_message_per_peer() {
+    for a in [Algorithm::AllReduceDirect, Algorithm::ReduceScatterDirect, Algorithm::AllGatherDirect] {
+        let world = Case { segment: 0, ..Case::new(a, 6, 50, Kind::I64Sum) }.run();
+        for r in 0..6 {
+            assert_eq!((world.counts(r).messages, world.counts(r).bytes), (5, 5 * 400), "{a} rank {r}");
+            assert_eq!(world.counts(r).peers.len(), 5);
+        }
+    }
+    let world = Case { segment: 0, root: 3, ..Case::new(Algorithm::ReduceOrdered, 6, 50, Kind::Affine) }.run();
+    for r in 0..6 {
+        assert_eq!(world.counts(r).messages, usize::from(r != 3));
+    }
+}
+
+#[test]
+fn the_same_algorithm_gives_the_same_bits_whatever_the_timing() {
+    for a in [Algorithm::AllReduceDirect, Algorithm::AllReduceRecursiveDoubling, Algorithm::AllReduceRing] {
+        let base = Case::new(a, 6, 100, Kind::F32Sum);
+        // The seed also makes the inputs, so only the mode and who works in place vary.
+        let first = base.run();
+        for (mode, in_place) in [(Mode::Eager, u64::MAX), (Mode::Rendezvous, 0b10110)] {
+            let again = Case { mode, in_place, ..base }.run();
+            assert_eq!(again.output(5), first.output(5), "{a}");
+        }
+    }
+}
+
+#[test]
+fn scratch_is_bounded_by_segments_not_by_the_buffer() {
+    let (size, segment) = (8, 4096);
+    for &algorithm in Algorithm::ALL {
+        for rank in 0..size {
+            for in_place in [false, true] {
+                let shape = Shape { rank, size, bytes: 64 << 20, unit: 4, in_place, segment };
+                let schedule = AnySchedule::new(algorithm, &Request { shape, root: 5 }).unwrap();
+                let scratch = collectives::Schedule::scratch(&schedule);
+                assert!(scratch <= 2 * size * segment, "{algorithm} rank {rank}: {scratch}");
+            }
+        }
+    }
+}
+
+#[test]
+fn contradictory_numbers_are_errors() {
+    let good = Shape { rank: 1, size: 2, bytes: 8, unit: 4, in_place: false, segment: 0 };
+    let bad = [
+        (Shape { rank: 2, ..good }, 0, "rank 2"),
+        (Shape { size: 0, ..good }, 0, "world size 0"),
+        (Shape { bytes: 6, ..good }, 0, "multiple"),
+        (Shape { unit: 0, ..good }, 0, "unit"),
+        (Shape { bytes: usize::MAX / 4 * 4, ..good }, 0, "address space"),
+        (Shape { size: 1 << 30, ..good }, 0, "split"),
+        (good, 2, "root 2"),
+    ];
+    for (shape, root, part) in bad {
+        for &a in Algorithm::ALL {
+            match AnySchedule::new(a, &Request { shape, root }) {
+                Ok(_) => assert!(part == "root 2" && !a.is_rooted(), "{a} {part}"),
+                Err(e) => assert!(e.to_string().contains(part), "{e}"),
+            }
+        }
+    }
+    for segment in [0, 1, 3, usize::MAX] {
+        let s = Shape { bytes: 40, segment, ..good }.effective_segment();
+        assert!(s.is_multiple_of(4) && (4..=40).contains(&s), "{segment} -> {s}");
+    }
+}
