@@ -1,1 +1,76 @@
 //! Rendezvous stores of rustcomms: TcpStore client and server, MemoryStore, PrefixStore.
+//!
+//! Not a database and not a data path: a store holds the few small values through which ranks find
+//! each other. [`TcpStore`] and [`TcpStoreServer`] speak the protocol of PyTorch's `TCPStore`
+//! (little-endian, opcodes 0 to 18), so either end can be PyTorch. That protocol has no
+//! authentication and no encryption: bind servers to trusted networks only.
+//!
+//! ```
+//! use std::time::Duration;
+//! use comm_core::Store;
+//! use comm_store::{TcpStore, TcpStoreServer};
+//!
+//! let server = TcpStoreServer::bind("127.0.0.1:0")?;
+//! let store = TcpStore::connect(server.local_addr(), Duration::from_secs(10))?;
+//! store.set("answer", b"42")?;
+//! assert_eq!(store.get("answer", Duration::from_secs(1))?, b"42");
+//! assert_eq!(store.add("answer", 1)?, 43);
+//! # Ok::<(), comm_core::Error>(())
+//! ```
+//!
+//! Unix only: the server's loop is `poll(2)`.
+
+mod client;
+mod conn;
+pub mod env;
+mod memory;
+mod prefix;
+mod protocol;
+mod server;
+mod state;
+
+pub use client::TcpStore;
+pub use memory::MemoryStore;
+pub use prefix::PrefixStore;
+pub use server::{TcpStoreServer, TcpStoreServerOptions};
+
+use std::time::{Duration, Instant};
+
+use comm_core::{Context, Error, ErrorKind, Phase};
+
+/// `timeout` from now. Absurdly long timeouts become a century, because `Instant` cannot hold them.
+fn deadline_after(timeout: Duration) -> Instant {
+    let now = Instant::now();
+    now.checked_add(timeout).unwrap_or_else(|| now + Duration::from_secs(100 * 365 * 86_400))
+}
+
+/// The error of a store call that waited too long.
+fn timed_out(op: &str, started: Instant) -> Error {
+    Error::new(ErrorKind::Timeout { phase: Phase::Running, elapsed: started.elapsed(), missing: Vec::new() })
+        .with_context(|| in_call(op))
+}
+
+/// The context of an error in a store call. The key belongs into it: a timeout that does not say
+/// what was waited for helps nobody.
+fn in_call(op: &str) -> Context {
+    Context { op: Some(op.into()), ..Context::default() }
+}
+
+/// `'a'`, or `'a', 'b', 'c' and 7 more`, for error texts.
+fn name_keys(keys: &[&str]) -> String {
+    const SHOWN: usize = 3;
+    let mut text = keys.iter().take(SHOWN).map(|k| format!("'{}'", shorten(k))).collect::<Vec<_>>().join(", ");
+    if keys.len() > SHOWN {
+        text.push_str(&format!(" and {} more", keys.len() - SHOWN));
+    }
+    text
+}
+
+/// Keys can be 8 KiB long; error texts should not.
+fn shorten(key: &str) -> String {
+    const SHOWN: usize = 80;
+    match key.char_indices().nth(SHOWN) {
+        Some((at, _)) => format!("{}...", &key[..at]),
+        None => key.to_owned(),
+    }
+}

@@ -1,2 +1,31 @@
 //! The rustcomms command: run, perf.
-fn main() {}
+//!
+//! One module per subcommand; this file only chooses between them.
+
+mod run;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+/// Collective communication for Rust.
+#[derive(Debug, Parser)]
+#[command(name = "rustcomms", version, propagate_version = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(run::Args),
+    #[command(name = run::GUARD, hide = true)]
+    Guard,
+}
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Run(args) => run::execute(&args),
+        Command::Guard => run::guard(),
+    }
+}
