@@ -1,13 +1,16 @@
 //! Collective algorithms as per-rank state machines, and the driver that runs them.
 //!
-//! Not here: sockets, threads, clocks, argument checks against other ranks. A [`Schedule`] sees the world
-//! only through a [`Transport`], so the same code runs over real links, in a simulator and in tests.
+//! It is not a transport: no sockets, threads or clocks here. A [`Schedule`] sees the world only through a
+//! [`Transport`], so the same code runs over real links, in a simulator and in tests. [`MeshBackend`] is the
+//! glue to an endpoint that the CPU backends share.
 //!
 //! [`select`](select::select) picks an [`Algorithm`] from a printable table; [`AnySchedule`] holds a
 //! schedule of any algorithm without a heap allocation (for up to 16 ranks), [`build`] boxes one.
 
+mod driver;
 pub mod schedule;
 pub mod select;
 
+pub use driver::{MeshBackend, MeshOptions};
 pub use schedule::{AnySchedule, Buf, Request, Schedule, Shape, Span, Token, Transport};
 pub use select::{Algorithm, Rule, Table, build, select};

@@ -69,6 +69,12 @@ algorithms! {
 }
 
 impl Algorithm {
+    /// Its number in descriptors: ranks must run the same algorithm. Never 0.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        Self::ALL.iter().position(|a| *a == self).map_or(u8::MAX, |i| i as u8 + 1)
+    }
+
     /// The algorithm of an operation with this name.
     #[must_use]
     pub fn from_name(op: Operation, name: &str) -> Option<Self> {

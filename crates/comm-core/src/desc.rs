@@ -193,7 +193,7 @@ pub struct OpDesc {
     pub count: u64,
     /// Hash of the split vector, 0 where there is none.
     pub splits: u64,
-    /// Reserved; equal on all ranks.
+    /// The algorithm, as the backend numbers it; 0 where there is no choice. Must agree.
     pub flags: u8,
 }
 
@@ -269,6 +269,9 @@ impl OpDesc {
         if a.splits && self.splits != other.splits {
             return Some("splits");
         }
+        if self.flags != other.flags {
+            return Some("algorithm");
+        }
         None
     }
 
@@ -277,7 +280,6 @@ impl OpDesc {
     pub fn agreement_hash(&self) -> u64 {
         let a = self.operation.agreement();
         let mut d = *self;
-        d.flags = 0;
         if !a.dtype {
             d.dtype = None;
         }

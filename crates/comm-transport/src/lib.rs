@@ -1,1 +1,18 @@
-//! Links and the endpoint that moves framed channels over them.
+//! Links and the endpoint that moves framed channels over them: what backends for CPU memory, and the
+//! control plane of all backends, stand on.
+//!
+//! It is not a backend and knows no algorithms: an operation's logic is a [`Task`] that posts sends and
+//! receives; `collectives` provides those. How ranks find each other is not known here either.
+
+mod endpoint;
+mod engine;
+mod frame;
+mod link;
+mod wait;
+
+pub use endpoint::{
+    EAGER, Endpoint, EndpointOptions, GroupId, GroupSpec, Message, OpId, Patience, PieceId, Port, Sink, Task,
+};
+pub use frame::{FRAGMENT, HEADER, PROTOCOL};
+pub use link::{Link, MemLink, SocketLink};
+pub use wait::Notify;

@@ -1,0 +1,316 @@
+//! [`MeshBackend`]: a backend over a group of an endpoint.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use comm_control::MeshControl;
+use comm_core::{
+    Backend, BackendInfo, CallInfo, CallNumber, Clock, Control, DeviceKind, Error, OpDesc, OpQuery, OpRequest,
+    Operation, Pending, RawBuf, RawBufMut, Reducer, Result, Support,
+};
+use comm_transport::{Endpoint, GroupId, GroupSpec};
+
+use super::pool::Pool;
+use super::task::{Buffers, Collective, Messages};
+use crate::schedule::{AnySchedule, Request, Shape};
+use crate::select::{Algorithm, Table};
+
+/// Settings of a [`MeshBackend`].
+#[derive(Clone, Debug)]
+pub struct MeshOptions {
+    /// Which algorithm runs when.
+    pub table: Table,
+    /// Algorithm that is used for every operation that has it; from `RUSTCOMMS_ALGO` or the hint `algo`.
+    pub forced: Option<String>,
+    /// Bytes of a pipeline's segments.
+    pub segment: usize,
+}
+
+impl Default for MeshOptions {
+    fn default() -> Self {
+        Self { table: Table::tcp(), forced: None, segment: Shape::SEGMENT }
+    }
+}
+
+/// A [`Backend`] that runs schedules over a group of an endpoint.
+pub struct MeshBackend {
+    info: BackendInfo,
+    endpoint: Arc<Endpoint>,
+    group: GroupId,
+    control: Arc<MeshControl>,
+    options: MeshOptions,
+    pool: Arc<Pool>,
+}
+
+impl fmt::Debug for MeshBackend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MeshBackend").field("info", &self.info).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl Drop for MeshBackend {
+    fn drop(&mut self) {
+        self.endpoint.close(self.group);
+        self.endpoint.forget(self.group);
+    }
+}
+
+/// A collective in the terms of the schedules.
+struct Plan {
+    algorithm: Algorithm,
+    request: Request,
+    buffers: Buffers,
+    reducer: Option<Reducer>,
+}
+
+impl MeshBackend {
+    /// Creates the group `spec` on the endpoint and a backend over it.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::create_group`].
+    pub fn new(endpoint: Arc<Endpoint>, spec: GroupSpec, info: BackendInfo, options: MeshOptions) -> Result<Self> {
+        let group = endpoint.create_group(spec.clone())?;
+        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec));
+        Ok(Self { info, endpoint, group, control, options, pool: Arc::default() })
+    }
+
+    /// The endpoint, for tests and metrics.
+    #[must_use]
+    pub fn endpoint(&self) -> &Arc<Endpoint> {
+        &self.endpoint
+    }
+
+    fn choose(&self, op: Operation, bytes: usize, commutative: bool, hint: Option<&str>) -> Result<Algorithm> {
+        let table = &self.options.table;
+        if let Some(name) = hint {
+            return table.select(op, bytes, self.info.size, commutative, Some(name));
+        }
+        // The environment forces an algorithm for all operations; those that lack it keep their own choice.
+        if let Some(name) = self.options.forced.as_deref()
+            && Algorithm::from_name(op, name).is_some_and(|a| commutative || a.keeps_order())
+        {
+            return table.select(op, bytes, self.info.size, commutative, Some(name));
+        }
+        table.select(op, bytes, self.info.size, commutative, None)
+    }
+
+    fn plan(
+        &self,
+        op: Operation,
+        hint: Option<&str>,
+        bytes: usize,
+        input: Option<&RawBuf>,
+        output: Option<&RawBufMut>,
+        reducer: Option<&Reducer>,
+        root: usize,
+    ) -> Result<Plan> {
+        let commutative = reducer.is_none_or(Reducer::is_commutative);
+        let algorithm = self.choose(op, bytes, commutative, hint)?;
+        let in_place = match (input, output) {
+            (Some(i), Some(o)) => o.overlaps(i) || (i.bytes() == 0 && o.bytes() == 0),
+            (None, _) => true,
+            (Some(_), None) => false,
+        };
+        let shape = Shape {
+            rank: self.info.rank,
+            size: self.info.size,
+            bytes,
+            unit: reducer.map_or(1, Reducer::unit),
+            in_place,
+            segment: self.options.segment,
+        };
+        let buffers = Buffers::new(input, output, &self.pool);
+        Ok(Plan { algorithm, request: Request { shape, root }, buffers, reducer: reducer.cloned() })
+    }
+
+    /// Translates a request; `None` for point-to-point.
+    fn translate(&self, request: &OpRequest, hint: Option<&str>) -> Result<Option<Plan>> {
+        let op = request.operation();
+        let plan = match request {
+            OpRequest::P2p(_) | OpRequest::Batch(_) => return Ok(None),
+            OpRequest::Broadcast { buf, root } => self.plan(op, hint, buf.bytes(), None, Some(buf), None, *root),
+            OpRequest::AllReduce { input, output, reducer } => {
+                self.plan(op, hint, input.bytes(), Some(input), Some(output), Some(reducer), 0)
+            }
+            OpRequest::Reduce { input, output, reducer, root } => {
+                self.plan(op, hint, input.bytes(), Some(input), output.as_ref(), Some(reducer), *root)
+            }
+            OpRequest::AllGather { input, output } => {
+                self.plan(op, hint, input.bytes(), Some(input), Some(output), None, 0)
+            }
+            OpRequest::ReduceScatter { input, output, reducer } => {
+                self.plan_reduce_scatter(op, hint, input, output, reducer)
+            }
+            OpRequest::Barrier => self.plan(op, hint, 0, None, None, None, 0),
+            other => Err(Error::unsupported(other.operation().name(), "this backend does not know the operation")),
+        }?;
+        Ok(Some(plan))
+    }
+
+    /// In place, schedules want the whole buffer as output.
+    fn plan_reduce_scatter(
+        &self,
+        op: Operation,
+        hint: Option<&str>,
+        input: &RawBuf,
+        output: &RawBufMut,
+        reducer: &Reducer,
+    ) -> Result<Plan> {
+        let whole;
+        let out = if output.overlaps(input) {
+            let start = output.ptr().wrapping_sub(self.info.rank * output.bytes());
+            whole = RawBufMut::new(start, input.bytes(), output.dtype(), output.device());
+            &whole
+        } else {
+            output
+        };
+        self.plan(op, hint, output.bytes(), Some(input), Some(out), Some(reducer), 0)
+    }
+
+    /// Binds a plan to its schedule, scaling the contribution if the operator has a factor.
+    ///
+    /// # Safety
+    ///
+    /// The plan's buffers are valid and not used otherwise.
+    unsafe fn bind(&self, mut plan: Plan) -> Result<Collective> {
+        if let Some(r) = plan.reducer.as_ref().filter(|r| r.needs_prescale()) {
+            let (ptr, len) = plan.buffers.output;
+            if plan.request.shape.in_place && len > 0 {
+                // SAFETY: forwarded.
+                r.prescale(unsafe { std::slice::from_raw_parts_mut(ptr, len) });
+            } else {
+                // SAFETY: forwarded.
+                unsafe { plan.buffers.scale_copy(r) };
+            }
+        }
+        let schedule = AnySchedule::new(plan.algorithm, &plan.request)?;
+        Ok(Collective::new(schedule, plan.buffers, plan.reducer, self.info.rank, self.info.size))
+    }
+
+    /// What travels in headers: the call's descriptor and the algorithm, on which ranks must agree too.
+    fn describe(call: &CallInfo<'_>, algorithm: Algorithm) -> OpDesc {
+        let mut desc = call.desc;
+        desc.flags = algorithm.code();
+        desc
+    }
+
+    /// A call that cannot be made here is refused, so that the others do not wait for it.
+    fn refused<T>(&self, call: &CallInfo<'_>, e: Error) -> Result<T> {
+        if call.desc.operation.is_collective() {
+            self.endpoint.refuse(self.group, call.seq, call.desc, &e.kind().to_string());
+        }
+        Err(e)
+    }
+}
+
+// SAFETY: buffers are handed to the endpoint as pieces of an operation; the endpoint touches them under its lock
+// until a piece is done or the operation has ended, and removes what is left (`purge`) before it reports an
+// operation as ended; `Flight` cancels an operation whose handle is dropped.
+unsafe impl Backend for MeshBackend {
+    fn info(&self) -> &BackendInfo {
+        &self.info
+    }
+
+    fn supports(&self, query: &OpQuery) -> Support {
+        if query.memory.kind != DeviceKind::Cpu {
+            let reason = format!("backend {} works on host memory; copy to the host first", self.info.name);
+            return Support::Unsupported { reason };
+        }
+        match query.operation {
+            Operation::Send
+            | Operation::Recv
+            | Operation::Batch
+            | Operation::Broadcast
+            | Operation::AllReduce
+            | Operation::Reduce
+            | Operation::AllGather
+            | Operation::ReduceScatter
+            | Operation::Barrier => Support::Native,
+            other => Support::Unsupported { reason: format!("backend {} does not have {other} yet", self.info.name) },
+        }
+    }
+
+    fn clock(&self) -> &Arc<dyn Clock> {
+        self.endpoint.clock()
+    }
+
+    unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        let plan = match self.translate(request, call.algorithm) {
+            Ok(p) => p,
+            Err(e) => return self.refused(call, e),
+        };
+        let Some(plan) = plan else {
+            let ops = match request {
+                OpRequest::P2p(op) => std::slice::from_ref(op),
+                OpRequest::Batch(ops) => &ops[..],
+                _ => &[],
+            };
+            let mut task = Messages::borrowed(ops);
+            return self.endpoint.run(self.group, None, call.desc, call.timeout, &mut task);
+        };
+        let desc = Self::describe(call, plan.algorithm);
+        // SAFETY: the caller lends the request's buffers until we return.
+        match unsafe { self.bind(plan) } {
+            Ok(mut task) => self.endpoint.run(self.group, Some(call.seq), desc, call.timeout, &mut task),
+            Err(e) => self.refused(call, e),
+        }
+    }
+
+    unsafe fn start(&self, request: OpRequest, call: &CallInfo<'_>) -> Result<Box<dyn Pending>> {
+        let plan = match self.translate(&request, call.algorithm) {
+            Ok(p) => p,
+            Err(e) => return self.refused(call, e),
+        };
+        let Some(plan) = plan else {
+            let ops = match request {
+                OpRequest::P2p(op) => vec![op],
+                OpRequest::Batch(ops) => ops,
+                _ => Vec::new(),
+            };
+            let task = Box::new(Messages::owned(ops));
+            return self.endpoint.start(self.group, None, call.desc, call.timeout, task);
+        };
+        let desc = Self::describe(call, plan.algorithm);
+        // SAFETY: the caller lends the request's buffers until completion or cancellation.
+        match unsafe { self.bind(plan) } {
+            Ok(task) => self.endpoint.start(self.group, Some(call.seq), desc, call.timeout, Box::new(task)),
+            Err(e) => self.refused(call, e),
+        }
+    }
+
+    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str) {
+        match number {
+            CallNumber::Collective(seq) => self.endpoint.refuse(self.group, *seq, *desc, reason),
+            CallNumber::P2p { peer, tag, seq } => {
+                self.endpoint.refuse_message(self.group, *peer, *tag, *seq, *desc, reason);
+            }
+            _ => {}
+        }
+    }
+
+    fn control(&self) -> Option<Arc<dyn Control>> {
+        Some(Arc::clone(&self.control) as Arc<dyn Control>)
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.endpoint.failure(self.group)
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.endpoint.fail(self.group, cause);
+    }
+
+    fn finalize(&self, timeout: Duration) -> Result<()> {
+        self.endpoint.finalize(self.group, timeout)
+    }
+
+    fn close(&self) {
+        self.endpoint.close(self.group);
+    }
+
+    fn explain(&self, desc: &OpDesc) -> String {
+        self.choose(desc.operation, desc.bytes() as usize, true, None).map(|a| a.name().to_owned()).unwrap_or_default()
+    }
+}

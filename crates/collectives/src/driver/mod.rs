@@ -1,0 +1,8 @@
+//! The driver: runs schedules over an endpoint, as a [`comm_core::Backend`] that backend-tcp and
+//! backend-sim share.
+
+mod mesh;
+mod pool;
+mod task;
+
+pub use mesh::{MeshBackend, MeshOptions};

@@ -1,0 +1,651 @@
+//! The endpoint: this process's end of the links to a set of peers, shared by the communicators over them.
+//!
+//! Everything lies under one lock. Whoever waits for something drives: takes the lock, makes a pass
+//! over the links, looks whether it has what it wants, releases the lock; a while spinning, a while
+//! yielding, then asleep in the links. Of several waiting threads one sleeps in the links (the
+//! *poller*) and the others are woken when something ended or when the poller leaves. When nobody
+//! drives, the process's engine does. User code (wakers) runs without the lock.
+//!
+//! No channel blocks another: receivers always drain their links; data that nobody has asked for is
+//! bounded by credit per peer and communicator, long point-to-point messages wait at the sender, and
+//! long messages are cut into frames that take turns.
+
+mod group;
+mod monitor;
+mod op;
+mod p2p;
+mod rx;
+mod state;
+mod tx;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
+use parking_lot::{Mutex, MutexGuard};
+
+use self::group::Gone;
+pub use self::group::GroupSpec;
+pub use self::op::{Message, OpId, PieceId, Port, Sink, Task};
+pub use self::p2p::EAGER;
+use self::state::State;
+use crate::engine::{Driven, EngineHandle, Turn};
+use crate::link::Link;
+use crate::wait::Notify;
+
+/// Longest sleep of a waiting thread before it looks at timers again.
+const NAP: Duration = Duration::from_millis(100);
+/// How long an error waits for the abort messages to be written, so that they are out before the caller
+/// can end the process.
+const FLUSH: Duration = Duration::from_millis(100);
+
+/// How long a waiting thread keeps its core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Patience {
+    /// Passes without pause.
+    pub spins: u32,
+    /// Passes with a yield in between, after that.
+    pub yields: u32,
+}
+
+impl Patience {
+    /// For `ranks` ranks on a host that may use `cores` cores: spinning takes a core away from the rank one
+    /// waits for when there are more ranks than cores.
+    #[must_use]
+    pub const fn fitting(ranks: usize, cores: usize) -> Self {
+        if ranks <= cores { Self { spins: 100, yields: 20 } } else { Self { spins: 1, yields: 8 } }
+    }
+}
+
+/// Settings of an endpoint.
+#[derive(Clone, Debug)]
+pub struct EndpointOptions {
+    /// Whether frames carry a checksum; the same on all ranks.
+    pub checksum: bool,
+    /// How waiting threads behave.
+    pub patience: Patience,
+    /// Source of time.
+    pub clock: Arc<dyn Clock>,
+}
+
+/// A group of an endpoint, as its owner names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupId {
+    index: usize,
+    id: u64,
+}
+
+/// See the [module documentation](self).
+pub struct Endpoint {
+    state: Mutex<State>,
+    notify: Arc<Notify>,
+    patience: Patience,
+    poller: AtomicBool,
+    /// Threads in [`sleep`](Self::sleep), the poller included.
+    asleep: AtomicUsize,
+    sleepers: Mutex<Vec<Arc<Parker>>>,
+    last_calls: AtomicU64,
+    parked: bool,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint").field("notify", &self.notify).finish_non_exhaustive()
+    }
+}
+
+impl Endpoint {
+    /// Takes the links to all peers; `links[rank]` is `None`.
+    ///
+    /// # Errors
+    ///
+    /// When the engine or the descriptors for waiting cannot be created.
+    pub fn new(rank: usize, mut links: Vec<Option<Box<dyn Link>>>, options: EndpointOptions) -> Result<Arc<Self>> {
+        let engine = EngineHandle::get()?;
+        let polled = links.iter().flatten().any(|l| l.fd().is_some());
+        let notify = if polled {
+            Notify::polled(engine.clone(), options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
+        } else {
+            Notify::parked(engine.clone(), options.clock)
+        };
+        let notify = Arc::new(notify);
+        for (p, link) in links.iter_mut().enumerate() {
+            let Some(link) = link else { continue };
+            if let Some(fd) = link.fd() {
+                notify.watch(fd, p).map_err(|e| Error::io("watching a link", &e))?;
+            }
+            link.attach(&notify);
+        }
+        let endpoint = Arc::new(Self {
+            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), options.checksum)),
+            notify,
+            patience: options.patience,
+            poller: AtomicBool::new(false),
+            asleep: AtomicUsize::new(0),
+            sleepers: Mutex::default(),
+            last_calls: AtomicU64::new(0),
+            parked: !polled,
+        });
+        engine.register(&endpoint)?;
+        Ok(endpoint)
+    }
+
+    /// The clock.
+    #[must_use]
+    pub fn clock(&self) -> &Arc<dyn Clock> {
+        self.notify.clock()
+    }
+
+    /// Creates a group. Collective over its members, in the sense that each must do it.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for members that are not distinct ranks of the endpoint including this one, or
+    /// an id that is in use.
+    pub fn create_group(&self, spec: GroupSpec) -> Result<GroupId> {
+        let id = spec.id;
+        let index = self.with(|st| st.create_group(spec))?;
+        Ok(GroupId { index, id })
+    }
+
+    /// Runs an operation to its end on the calling thread. Does not allocate beyond what its pieces need.
+    ///
+    /// # Errors
+    ///
+    /// The operation's error.
+    pub fn run(
+        &self,
+        g: GroupId,
+        seq: Option<u64>,
+        desc: OpDesc,
+        timeout: Duration,
+        task: &mut dyn Task,
+    ) -> Result<()> {
+        let mut st = self.state.lock();
+        let opened = check(&st, g).and_then(|g| st.open_op(g, seq, desc, timeout));
+        let op = match opened {
+            Ok(op) => op,
+            Err(e) => {
+                self.settle(st);
+                return Err(e);
+            }
+        };
+        let first = step(&mut st, op, task);
+        let result = match first {
+            Some(r) => {
+                st.release_op(op);
+                self.settle(st);
+                r
+            }
+            None => {
+                let r = self.drive(st, None, |st| {
+                    let r = step(st, op, task)?;
+                    st.release_op(op);
+                    Some(r)
+                });
+                r.unwrap_or_else(|| Err(ErrorKind::Finalized.into()))
+            }
+        };
+        if result.as_ref().is_err_and(|e| !e.is_recoverable()) {
+            self.flush();
+        }
+        result
+    }
+
+    /// Starts an operation; the engine, or whoever drives the endpoint, carries it on.
+    ///
+    /// # Errors
+    ///
+    /// When the group has failed or is gone.
+    pub fn start(
+        self: &Arc<Self>,
+        g: GroupId,
+        seq: Option<u64>,
+        desc: OpDesc,
+        timeout: Duration,
+        task: Box<dyn Task>,
+    ) -> Result<Box<dyn Pending>> {
+        let op = self.with(|st| {
+            let g = check(st, g)?;
+            let op = st.open_op(g, seq, desc, timeout)?;
+            if let Some(slot) = st.slot(op)
+                && slot.result.is_none()
+            {
+                slot.task = Some(task);
+                slot.detached = true;
+                st.async_ops += 1;
+                st.poll_task(op);
+                st.run_tasks();
+            }
+            Ok::<_, Error>(op)
+        })?;
+        if self.notify.drivers.load(Ordering::SeqCst) == 0 {
+            self.notify.engine.kick();
+        }
+        Ok(Box::new(Flight { endpoint: Arc::clone(self), op, result: None }))
+    }
+
+    /// This rank takes no part in collective call `seq`.
+    pub fn refuse(&self, g: GroupId, seq: u64, desc: OpDesc, reason: &str) {
+        self.on_group(g, |st, g| st.refuse(g, seq, desc, reason));
+    }
+
+    /// This rank takes no part in a point-to-point message.
+    pub fn refuse_message(&self, g: GroupId, peer: usize, tag: u32, seq: u64, desc: OpDesc, reason: &str) {
+        self.on_group(g, |st, g| st.refuse_message(g, peer, tag, seq, desc, reason));
+    }
+
+    /// Tells the group's rank 0 the hash over this rank's calls up to `seq`; it fails the group when ranks differ.
+    pub fn publish(&self, g: GroupId, seq: u64, hash: u64) {
+        self.on_group(g, |st, g| st.publish(g, seq, hash));
+    }
+
+    /// Fails a group on all its members.
+    pub fn fail(&self, g: GroupId, cause: &Error) {
+        self.on_group(g, |st, g| st.fail_group(g, cause.clone(), true));
+    }
+
+    /// The error that a group has failed with.
+    #[must_use]
+    pub fn failure(&self, g: GroupId) -> Option<Error> {
+        let st = self.state.lock();
+        let g = check(&st, g).ok()?;
+        st.group(g).filter(|g| g.failed.is_some()).map(|_| st.localized(g, None))
+    }
+
+    /// Members of a group whose connection is gone or who have left.
+    #[must_use]
+    pub fn lost(&self, g: GroupId) -> Vec<usize> {
+        let st = self.state.lock();
+        let Some(group) = check(&st, g).ok().and_then(|g| st.group(g)) else { return Vec::new() };
+        (0..group.members.len()).filter(|r| st.peers[group.members[*r]].down.is_some()).collect()
+    }
+
+    /// Frames and bytes written so far.
+    #[must_use]
+    pub fn traffic(&self) -> (u64, u64) {
+        let st = self.state.lock();
+        (st.frames_sent, st.bytes_sent)
+    }
+
+    /// Bytes held for receives that have not been posted; for tests of boundedness.
+    #[must_use]
+    pub fn held(&self) -> u64 {
+        let st = self.state.lock();
+        st.peers.iter().flat_map(|p| &p.chans).map(|c| c.held[0] + c.held[1]).sum()
+    }
+
+    /// Sends a control-plane message.
+    ///
+    /// # Errors
+    ///
+    /// The group's failure, or `PeerFailed`.
+    pub fn send_control(&self, g: GroupId, peer: usize, tag: u32, bytes: &[u8]) -> Result<()> {
+        self.with(|st| {
+            let g = check(st, g)?;
+            st.send_message(g, peer, tag, bytes)
+        })
+    }
+
+    /// Receives the next control-plane message of `peer` with `tag`.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout`; the group's failure; `PeerFailed`.
+    pub fn recv_control(&self, g: GroupId, peer: usize, tag: u32, timeout: Duration) -> Result<Vec<u8>> {
+        let start = self.clock().now();
+        let st = self.state.lock();
+        let index = match check(&st, g) {
+            Ok(i) => i,
+            Err(e) => {
+                self.settle(st);
+                return Err(e);
+            }
+        };
+        let got = self.drive(st, Some(start.after(timeout)), |st| st.take_message(index, peer, tag));
+        got.unwrap_or_else(|| Err(self.timeout(start, vec![peer])))
+    }
+
+    fn timeout(&self, start: Time, missing: Vec<usize>) -> Error {
+        ErrorKind::Timeout { phase: Phase::Running, elapsed: self.clock().now().since(start), missing }.into()
+    }
+
+    /// Collective end of a group: returns when all members have called it.
+    ///
+    /// # Errors
+    ///
+    /// The group's failure; `PeerFailed` when a member left without finalizing; `Timeout`.
+    pub fn finalize(&self, g: GroupId, timeout: Duration) -> Result<()> {
+        let start = self.clock().now();
+        let mut st = self.state.lock();
+        let index = match check(&st, g) {
+            Ok(i) => i,
+            Err(e) => {
+                self.settle(st);
+                return Err(e);
+            }
+        };
+        // What the group has failed with must be read before saying goodbye ends it.
+        let failed = st.group(index).filter(|g| g.failed.is_some()).map(|_| st.localized(index, None));
+        if let Some(e) = failed {
+            st.say_goodbye(index, Gone::Finalized);
+            self.settle(st);
+            self.flush();
+            return Err(e);
+        }
+        st.say_goodbye(index, Gone::Finalized);
+        let ended = self.drive(st, Some(start.after(timeout)), |st| st.all_finalized(index));
+        let result = ended.unwrap_or_else(|| {
+            let missing = self.state.lock().not_finalized(index);
+            Err(self.timeout(start, missing))
+        });
+        self.flush();
+        result
+    }
+
+    /// Local end of a group: everything of it in flight fails, peers are told without waiting for them.
+    pub fn close(&self, g: GroupId) {
+        self.on_group(g, |st, g| {
+            st.fail_group(g, ErrorKind::Finalized.into(), false);
+            st.say_goodbye(g, Gone::Closed);
+        });
+    }
+
+    /// Forgets a group that was closed or finalized.
+    pub fn forget(&self, g: GroupId) {
+        self.on_group(g, |st, g| st.drop_group(g));
+    }
+
+    fn on_group(&self, g: GroupId, f: impl FnOnce(&mut State, usize)) {
+        self.with(|st| {
+            if let Ok(g) = check(st, g) {
+                f(st, g);
+            }
+        });
+    }
+
+    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
+        let mut st = self.state.lock();
+        let r = f(&mut st);
+        // Whoever sleeps in the links now must learn that a link is full.
+        self.watch_writability(&mut st);
+        self.settle(st);
+        r
+    }
+
+    /// Releases the lock; then wakes those who have news.
+    fn settle(&self, mut st: MutexGuard<'_, State>) {
+        if st.wakes.is_empty() && !st.ended {
+            return;
+        }
+        let wakes = std::mem::take(&mut st.wakes);
+        let ended = std::mem::take(&mut st.ended);
+        drop(st);
+        if ended && self.asleep.load(Ordering::SeqCst) > 0 {
+            self.wake_waiters();
+        }
+        for w in wakes {
+            w.wake();
+        }
+    }
+
+    fn wake_waiters(&self) {
+        if self.poller.load(Ordering::SeqCst) {
+            self.notify.wake();
+        }
+        for p in self.sleepers.lock().iter() {
+            self.clock().unpark(p);
+        }
+    }
+
+    /// Drives the endpoint until `look` has what it wants, or until `until`.
+    fn drive<'a, R>(
+        &'a self,
+        mut st: MutexGuard<'a, State>,
+        until: Option<Time>,
+        mut look: impl FnMut(&mut State) -> Option<R>,
+    ) -> Option<R> {
+        self.notify.drivers.fetch_add(1, Ordering::SeqCst);
+        let mut idle = 0u32;
+        let mut all = false;
+        let mut timed_pass = 0u32;
+        let out = loop {
+            let mut moved = st.progress(all);
+            all = false;
+            if let Some(r) = look(&mut st) {
+                break Some(r);
+            }
+            moved |= st.moved;
+            // A busy endpoint may never come to rest: look at the clock now and then.
+            timed_pass += 1;
+            if timed_pass.is_multiple_of(256) {
+                let now = st.now();
+                st.tick(now);
+                if until.is_some_and(|t| t <= now) {
+                    break look(&mut st);
+                }
+            }
+            self.settle(st);
+            if moved {
+                idle = 0;
+            } else if idle < self.patience.spins {
+                idle += 1;
+                std::hint::spin_loop();
+            } else if idle < self.patience.spins + self.patience.yields {
+                idle += 1;
+                rustix::thread::sched_yield();
+            } else {
+                self.asleep.fetch_add(1, Ordering::SeqCst);
+                let (done, guard) = self.sleep(until, &mut look);
+                self.asleep.fetch_sub(1, Ordering::SeqCst);
+                st = guard;
+                if done.is_some() || until.is_some_and(|t| t <= st.now()) {
+                    break done;
+                }
+                all = true;
+                // After a wake-up there is something to do; if not, sleep again soon.
+                idle = self.patience.spins + self.patience.yields / 2;
+                continue;
+            }
+            st = self.state.lock();
+        };
+        let async_ops = st.async_ops;
+        self.settle(st);
+        let left = self.notify.drivers.fetch_sub(1, Ordering::SeqCst) - 1;
+        if left > 0 {
+            // Somebody else may be waiting for this thread to look after the links.
+            if self.asleep.load(Ordering::SeqCst) > 0 {
+                self.wake_waiters();
+            }
+        } else if async_ops > 0 || (self.parked && self.notify.engine_listens.load(Ordering::SeqCst)) {
+            self.notify.engine.kick();
+        }
+        out
+    }
+
+    /// Sleeps once. Returns with the lock held.
+    fn sleep<R>(
+        &self,
+        until: Option<Time>,
+        look: &mut impl FnMut(&mut State) -> Option<R>,
+    ) -> (Option<R>, MutexGuard<'_, State>) {
+        if self.poller.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+            let parker = Arc::new(Parker::new());
+            self.sleepers.lock().push(Arc::clone(&parker));
+            let mut st = self.state.lock();
+            let now = st.now();
+            st.tick(now);
+            let done = look(&mut st);
+            if done.is_none() {
+                self.watch_writability(&mut st);
+                self.settle(st);
+                let nap = now.after(NAP / 5);
+                self.clock().park(&parker, Some(until.map_or(nap, |t| t.min(nap))));
+                st = self.state.lock();
+            }
+            self.sleepers.lock().retain(|p| !Arc::ptr_eq(p, &parker));
+            return (done, st);
+        }
+        self.notify.announce_sleep();
+        let mut st = self.state.lock();
+        let moved = st.progress(true);
+        let now = st.now();
+        st.tick(now);
+        let done = look(&mut st);
+        if done.is_some() || moved || st.moved || !st.runnable.is_empty() {
+            self.notify.cancel_sleep();
+            self.poller.store(false, Ordering::SeqCst);
+            return (done, st);
+        }
+        self.watch_writability(&mut st);
+        let nap = st.next_timer(now).map_or(NAP, |d| d.min(NAP)).max(Duration::from_micros(50));
+        let until = until.map_or(now.after(nap), |t| t.min(now.after(nap)));
+        self.settle(st);
+        let mut ready = Vec::new();
+        self.notify.sleep(until, &mut ready);
+        self.poller.store(false, Ordering::SeqCst);
+        (None, self.state.lock())
+    }
+
+    /// Links that are full wake the sleeper when they can be written to, others do not.
+    fn watch_writability(&self, st: &mut State) {
+        for (p, peer) in st.peers.iter_mut().enumerate() {
+            if peer.tx.blocked != peer.tx.watched
+                && let Some(fd) = peer.link.as_ref().and_then(|l| l.fd())
+                && self.notify.rewatch(fd, p, peer.tx.blocked).is_ok()
+            {
+                peer.tx.watched = peer.tx.blocked;
+            }
+        }
+    }
+
+    /// Waits a moment for our own small frames (aborts, goodbyes) to be written.
+    fn flush(&self) {
+        let until = self.clock().now().after(FLUSH);
+        let st = self.state.lock();
+        let flushed = |st: &mut State| {
+            let idle = st.peers.iter().all(|p| p.link.is_none() || p.tx.control_flushed());
+            idle.then_some(())
+        };
+        let _ = self.drive(st, Some(until), flushed);
+    }
+}
+
+impl Driven for Endpoint {
+    fn notify(&self) -> &Arc<Notify> {
+        &self.notify
+    }
+
+    fn turn(&self) -> Turn {
+        let mut st = self.state.lock();
+        let calls = st.calls;
+        let mut passes = 0;
+        while st.progress(true) && passes < 64 {
+            passes += 1;
+        }
+        let more = passes == 64;
+        let now = st.now();
+        st.tick(now);
+        self.watch_writability(&mut st);
+        let next = if more { Some(Duration::ZERO) } else { st.next_timer(now) };
+        let used = self.last_calls.swap(calls, Ordering::Relaxed) != calls && st.async_ops == 0;
+        self.settle(st);
+        Turn { used, next }
+    }
+}
+
+/// Finds a group's place, unless the place belongs to another group by now.
+fn check(st: &State, g: GroupId) -> Result<usize> {
+    match st.group(g.index) {
+        Some(group) if group.id == g.id => Ok(g.index),
+        _ => Err(ErrorKind::Finalized.into()),
+    }
+}
+
+/// Polls the task of a synchronous operation.
+fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
+    let ended = |st: &mut State| st.slot(op).and_then(|s| s.result.clone());
+    if let Some(r) = ended(st) {
+        return Some(r);
+    }
+    if let Poll::Ready(r) = task.poll(&mut Port { st, op }) {
+        st.finish_op(op, r);
+    }
+    ended(st)
+}
+
+/// An operation in flight.
+struct Flight {
+    endpoint: Arc<Endpoint>,
+    op: OpId,
+    result: Option<Result<()>>,
+}
+
+impl Flight {
+    fn take(&mut self, st: &mut State) -> Option<Result<()>> {
+        if self.result.is_none() {
+            self.result = st.release_op(self.op);
+        }
+        self.result.clone()
+    }
+}
+
+impl Pending for Flight {
+    fn poll(&mut self) -> Poll<Result<()>> {
+        let endpoint = Arc::clone(&self.endpoint);
+        endpoint.with(|st| {
+            if self.take(st).is_none() {
+                st.progress(true);
+            }
+            self.take(st).map_or(Poll::Pending, Poll::Ready)
+        })
+    }
+
+    fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>> {
+        let endpoint = Arc::clone(&self.endpoint);
+        let st = endpoint.state.lock();
+        endpoint.drive(st, until, |st| self.take(st)).map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn set_waker(&mut self, waker: &Waker) {
+        let endpoint = Arc::clone(&self.endpoint);
+        let done = endpoint.with(|st| match st.slot(self.op) {
+            Some(slot) if slot.result.is_none() => {
+                slot.waker = Some(waker.clone());
+                false
+            }
+            _ => true,
+        });
+        if done {
+            waker.wake_by_ref();
+        }
+    }
+
+    fn cancel(&mut self) {
+        let endpoint = Arc::clone(&self.endpoint);
+        endpoint.with(|st| {
+            let Some(slot) = st.slot(self.op) else { return };
+            if slot.result.is_none() {
+                let (g, desc) = (slot.group, slot.desc);
+                let rank = st.group(g).map_or(0, |g| g.rank);
+                let cause = format!("{desc} was cancelled");
+                st.fail_group(g, ErrorKind::Aborted { rank, cause }.into(), true);
+                // A group that had left already does not fail any more; the operation ends all the same.
+                st.finish_op(self.op, Err(ErrorKind::Finalized.into()));
+            }
+        });
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        if self.result.is_none() {
+            self.cancel();
+            let endpoint = Arc::clone(&self.endpoint);
+            endpoint.with(|st| st.release_op(self.op));
+        }
+    }
+}

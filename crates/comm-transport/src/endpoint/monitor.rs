@@ -1,0 +1,196 @@
+//! Who has arrived at which call, for errors that name ranks, and for mismatches that no data frame shows.
+//!
+//! Two ranks that both think they are the root of a reduction wait for each other and exchange no
+//! data. So a call that has been open for [`SUSPICIOUS`] is reported to the group's rank 0, which asks
+//! all others about it, compares the answers, and tells the waiting ranks who has arrived. A program
+//! whose calls are short never sends any of this.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use comm_core::{ErrorKind, OpDesc, Time};
+
+use super::op::OpId;
+use super::state::State;
+use crate::frame::{Header, Kind};
+
+/// Time after which an open call is reported.
+pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(100);
+/// Least interval between news to the waiting ranks.
+const NEWS: Duration = Duration::from_millis(20);
+/// Calls that are followed at a time.
+const CALLS: usize = 64;
+/// Published hashes that are remembered.
+const PUBLISHED: usize = 1024;
+
+#[derive(Default)]
+pub(crate) struct Monitor {
+    /// Rank 0 only: who called what.
+    calls: BTreeMap<u64, Vec<Option<OpDesc>>>,
+    /// Rank 0 only: calls whose list has changed.
+    changed: BTreeSet<u64>,
+    sent: Time,
+    /// Calls that rank 0 wants to hear about when they are made.
+    queries: BTreeSet<u64>,
+    /// Rank 0 only: the first published hash after each call, and whose it was.
+    published: BTreeMap<u64, (usize, u64)>,
+    /// What rank 0 said.
+    arrived: BTreeMap<u64, Vec<usize>>,
+}
+
+impl Monitor {
+    pub(crate) fn take_query(&mut self, seq: u64) -> bool {
+        !self.queries.is_empty() && self.queries.remove(&seq)
+    }
+
+    pub(crate) fn learn(&mut self, seq: u64, ranks: Vec<usize>) {
+        self.arrived.insert(seq, ranks);
+        while self.arrived.len() > CALLS {
+            self.arrived.pop_first();
+        }
+    }
+
+    pub(crate) fn has_arrived(&self, seq: u64, rank: usize) -> bool {
+        self.arrived.get(&seq).is_some_and(|l| l.contains(&rank))
+            || self.calls.get(&seq).is_some_and(|l| l.get(rank).is_some_and(Option::is_some))
+    }
+}
+
+impl State {
+    /// Reports an open call to rank 0.
+    pub(crate) fn report(&mut self, op: OpId) {
+        let Some(slot) = self.slot(op) else { return };
+        slot.reported = true;
+        let (g, desc) = (slot.group, slot.desc);
+        let Some(seq) = slot.seq else { return };
+        self.tell_status(g, seq, desc);
+    }
+
+    fn tell_status(&mut self, g: usize, seq: u64, desc: OpDesc) {
+        let Some(group) = self.group(g) else { return };
+        if group.rank == 0 {
+            return self.status(g, 0, seq, desc);
+        }
+        let (p, h) = (group.members[0], Header { seq, desc, ..Header::new(Kind::Status, group.id, group.generation) });
+        self.send_control(p, h, Vec::new());
+    }
+
+    /// Rank 0: member `rank` is in, or has made, call `seq`.
+    pub(crate) fn status(&mut self, g: usize, rank: usize, seq: u64, desc: OpDesc) {
+        let own = self.own_call(g, seq);
+        let Some(group) = self.group_mut(g) else { return };
+        if group.rank != 0 || group.failed.is_some() {
+            return;
+        }
+        group.saw(rank, seq);
+        let n = group.members.len();
+        let first = !group.monitor.calls.contains_key(&seq);
+        let list = group.monitor.calls.entry(seq).or_insert_with(|| vec![None; n]);
+        list[rank] = Some(desc);
+        if let Some(own) = own {
+            list[0] = Some(own);
+        }
+        let known: Vec<(usize, OpDesc)> = list.iter().enumerate().filter_map(|(r, d)| d.map(|d| (r, d))).collect();
+        if known.iter().any(|(_, d)| d.disagreement(&desc).is_some()) {
+            return self.fail_calls(g, seq, known);
+        }
+        if known.len() == n {
+            group.monitor.calls.remove(&seq);
+            group.monitor.changed.remove(&seq);
+            let all: Vec<usize> = (0..n).collect();
+            group.monitor.learn(seq, all.clone());
+            return self.tell_arrivals(g, seq, &all);
+        }
+        group.monitor.changed.insert(seq);
+        while group.monitor.calls.len() > CALLS {
+            group.monitor.calls.pop_first();
+        }
+        if first {
+            if own.is_none() {
+                group.monitor.queries.insert(seq);
+            }
+            let h = Header { seq, ..Header::new(Kind::Query, group.id, group.generation) };
+            let others: Vec<usize> =
+                group.members.iter().enumerate().filter(|(r, _)| *r != 0 && *r != rank).map(|(_, m)| *m).collect();
+            for m in others {
+                self.send_control(m, h, Vec::new());
+            }
+        }
+    }
+
+    /// A member is asked about a call.
+    pub(crate) fn queried(&mut self, g: usize, seq: u64) {
+        if let Some(desc) = self.own_call(g, seq) {
+            return self.tell_status(g, seq, desc);
+        }
+        if let Some(group) = self.group_mut(g) {
+            group.monitor.queries.insert(seq);
+            while group.monitor.queries.len() > CALLS {
+                group.monitor.queries.pop_first();
+            }
+        }
+    }
+
+    /// Tells rank 0 the hash over this rank's calls.
+    pub(crate) fn publish(&mut self, g: usize, seq: u64, hash: u64) {
+        let Some(group) = self.group(g) else { return };
+        if group.rank == 0 {
+            return self.published(g, 0, seq, hash);
+        }
+        let h = Header { seq, offset: hash, ..Header::new(Kind::Publish, group.id, group.generation) };
+        let p = group.members[0];
+        self.send_control(p, h, Vec::new());
+    }
+
+    /// Rank 0: compares a member's hash with the first one published after the same call.
+    pub(crate) fn published(&mut self, g: usize, rank: usize, seq: u64, hash: u64) {
+        let Some(group) = self.group_mut(g) else { return };
+        let (first, theirs) = *group.monitor.published.entry(seq).or_insert((rank, hash));
+        while group.monitor.published.len() > PUBLISHED {
+            group.monitor.published.pop_first();
+        }
+        if theirs != hash {
+            let cause = format!("ranks {first} and {rank} have made different calls up to collective {seq}");
+            self.fail_group(g, ErrorKind::Aborted { rank: 0, cause }.into(), true);
+        }
+    }
+
+    fn tell_arrivals(&mut self, g: usize, seq: u64, ranks: &[usize]) {
+        let Some(group) = self.group(g) else { return };
+        let h = Header { seq, ..Header::new(Kind::Arrivals, group.id, group.generation) };
+        let to: Vec<usize> = ranks.iter().filter(|r| **r != 0).map(|r| group.members[*r]).collect();
+        let payload = postcard::to_allocvec(ranks).unwrap_or_default();
+        for m in to {
+            self.send_control(m, h, payload.clone());
+        }
+    }
+
+    pub(crate) fn monitor_tick(&mut self, now: Time) {
+        for i in 0..self.ops.len() {
+            let s = &self.ops[i];
+            if s.live && s.result.is_none() && !s.reported && s.seq.is_some() && s.started.after(SUSPICIOUS) <= now {
+                self.report(OpId { index: i as u32, life: self.ops[i].life });
+            }
+        }
+        for g in 0..self.groups.len() {
+            let Some(group) = self.group_mut(g) else { continue };
+            if group.monitor.changed.is_empty() || group.monitor.sent.after(NEWS) > now {
+                continue;
+            }
+            group.monitor.sent = now;
+            let changed = std::mem::take(&mut group.monitor.changed);
+            for seq in changed {
+                let ranks: Vec<usize> = self
+                    .group(g)
+                    .and_then(|g| g.monitor.calls.get(&seq))
+                    .map(|l| l.iter().enumerate().filter_map(|(r, d)| d.map(|_| r)).collect())
+                    .unwrap_or_default();
+                self.tell_arrivals(g, seq, &ranks);
+            }
+        }
+    }
+
+    pub(crate) fn monitor_timer(&self) -> Option<Time> {
+        self.groups.iter().flatten().filter(|g| !g.monitor.changed.is_empty()).map(|g| g.monitor.sent.after(NEWS)).min()
+    }
+}
