@@ -1,1 +1,96 @@
-//! A backend of rustcomms with N ranks in one process.
+//! N ranks in one process: the backend `sim`, for users' tests and for simulation.
+//!
+//! It is not a shortcut: every byte is framed, checksummed and moved through the same endpoint and the
+//! same algorithms as over sockets; only the links are pipes in memory. Each rank is a thread of the
+//! caller's.
+//!
+//! ```
+//! use comm_core::op;
+//!
+//! let sums = backend_sim::run_ranks(3, |comm| {
+//!     let mut x = [comm.rank() as i32 + 1; 4];
+//!     comm.all_reduce(&mut x, op::Sum)?;
+//!     Ok(x[0])
+//! });
+//! assert_eq!(sums.unwrap(), [6, 6, 6]);
+//! ```
+
+mod fabric;
+mod ranks;
+
+use std::sync::Arc;
+
+use collectives::{MeshBackend, MeshOptions};
+use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
+use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, Patience};
+
+pub use ranks::{RankPanic, run_ranks, run_ranks_with};
+
+/// Bytes per peer that may be under way before they are received.
+const WINDOW: u64 = 4 << 20;
+
+/// Makes the backend `sim` known to [`comm_core::new_comm`].
+pub fn register() {
+    register_backend("sim", |device, options| {
+        if device.kind != DeviceKind::Cpu {
+            return Err(Error::unsupported(
+                format!("device {device}"),
+                "backend sim works on host memory; pass Device::CPU",
+            ));
+        }
+        connect(options)
+    });
+}
+
+/// Joins the world of the options' name in this process. Collective: `size` threads call it with the
+/// ranks 0 to `size - 1`.
+///
+/// # Errors
+///
+/// `InvalidArgument` without rank and size, or for a rank that has joined already or another world
+/// size; `Bootstrap` when not all ranks join within the bootstrap timeout, naming the missing.
+pub fn connect(options: CommOptions) -> Result<Communicator> {
+    let (Some(rank), Some(size)) = (options.rank, options.size) else {
+        return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
+    };
+    let links = fabric::join(options.effective_name(), rank, size, options.bootstrap_timeout)?;
+    assemble(rank, links, options)
+}
+
+/// A world of `size` communicators, ready to be given to threads.
+///
+/// # Errors
+///
+/// `InvalidArgument` for a size of 0.
+pub fn world(size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
+    if size == 0 {
+        return Err(Error::invalid("a world has at least one rank"));
+    }
+    let rows = fabric::mesh(size);
+    rows.into_iter().enumerate().map(|(r, links)| assemble(r, links, options.clone().rank_and_size(r, size))).collect()
+}
+
+fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions) -> Result<Communicator> {
+    let size = links.len();
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let endpoint = Endpoint::new(
+        rank,
+        links,
+        EndpointOptions { checksum: true, patience: Patience::fitting(size, cores), clock: Arc::clone(&options.clock) },
+    )?;
+    let mut info = BackendInfo::new("sim", rank, size);
+    info.transport = "in-process".into();
+    info.hosts = vec!["localhost".into(); size];
+    let name = options.effective_name();
+    let spec = GroupSpec {
+        id: Fnv::hash(name.as_bytes()),
+        generation: 0,
+        name: name.into(),
+        members: (0..size).collect(),
+        window: WINDOW,
+    };
+    let forced = options.hints.get("algo").cloned().or_else(|| std::env::var("RUSTCOMMS_ALGO").ok());
+    let mesh = MeshOptions { forced, ..MeshOptions::default() };
+    let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
+    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+}

@@ -22,6 +22,7 @@
 
 mod client;
 mod conn;
+mod discover;
 pub mod env;
 mod memory;
 mod prefix;
@@ -30,6 +31,7 @@ mod server;
 mod state;
 
 pub use client::TcpStore;
+pub use discover::{Place, discover, discover_in};
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use server::{TcpStoreServer, TcpStoreServerOptions};

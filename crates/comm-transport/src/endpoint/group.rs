@@ -250,11 +250,6 @@ impl State {
                 self.drop_call(g, seq);
                 return Err(ErrorKind::PeerRefused { rank, reason }.into());
             }
-            if let Some(r) = group.gone.iter().position(Option::is_some) {
-                let error = ErrorKind::PeerFailed { rank: r, cause: PeerCause::Closed };
-                self.fail_group(g, error.into(), true);
-                return Err(self.localized(g, Some((seq, desc))));
-            }
         }
         let index = self.free_ops.pop().unwrap_or_else(|| {
             self.ops.push(OpSlot::empty());
