@@ -16,9 +16,12 @@ use std::process::ExitCode;
 
 use args::Command;
 
-/// The root of the workspace, from where xtask was compiled: commands run there, wherever it is called from.
+/// The root of the workspace: commands run there, wherever xtask is called from.
 fn root() -> PathBuf {
-    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    // What `cargo run` says goes first: with a target folder shared by several clones, the binary may have been
+    // compiled in another one.
+    let here = std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let here = PathBuf::from(here);
     here.parent().map_or_else(|| here.clone(), PathBuf::from)
 }
 
