@@ -1,0 +1,144 @@
+//! The command line, parsed by hand: two commands and two options do not need a library.
+
+use crate::ci::Step;
+
+/// What to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Command {
+    Accept,
+    Ci(Selection),
+    Help,
+}
+
+/// Which steps of `ci` to run.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Selection {
+    /// If not empty, only these.
+    pub(crate) only: Vec<Step>,
+    /// Never these.
+    pub(crate) skip: Vec<Step>,
+}
+
+impl Selection {
+    /// Whether this step is to run.
+    pub(crate) fn takes(&self, step: Step) -> bool {
+        (self.only.is_empty() || self.only.contains(&step)) && !self.skip.contains(&step)
+    }
+}
+
+/// Understands the arguments after `cargo xtask`.
+pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
+    let Some((command, rest)) = args.split_first() else { return Ok(Command::Help) };
+    if args.iter().any(|a| a == "--help" || a == "-h") {
+        return Ok(Command::Help);
+    }
+    match command.as_str() {
+        "help" => Ok(Command::Help),
+        "ci" => selection(rest).map(Command::Ci),
+        "accept" => match rest.first() {
+            None => Ok(Command::Accept),
+            Some(extra) => Err(format!("accept takes no argument, not '{extra}'")),
+        },
+        other => Err(format!("unknown command '{other}'; known: ci, accept, help")),
+    }
+}
+
+fn selection(args: &[String]) -> Result<Selection, String> {
+    let mut chosen = Selection::default();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        // Both `--only fmt` and `--only=fmt`.
+        let (option, inline) = arg.split_once('=').map_or((arg.as_str(), None), |(o, v)| (o, Some(v)));
+        let list = match option {
+            "--only" => &mut chosen.only,
+            "--skip" => &mut chosen.skip,
+            other => return Err(format!("ci does not know '{other}'; it takes --only STEP and --skip STEP")),
+        };
+        let value = inline.or_else(|| args.next().map(String::as_str));
+        let value = value.ok_or_else(|| format!("{option} needs the name of a step: {}", step_names()))?;
+        list.push(
+            Step::from_name(value).ok_or_else(|| format!("no step is called '{value}'; steps: {}", step_names()))?,
+        );
+    }
+    if Step::ALL.iter().any(|s| chosen.takes(*s)) {
+        Ok(chosen)
+    } else {
+        Err("--only and --skip together leave no step to run".to_owned())
+    }
+}
+
+fn step_names() -> String {
+    Step::ALL.map(Step::name).join(", ")
+}
+
+/// The text of `--help`.
+pub(crate) fn help() -> String {
+    let mut text = String::from(
+        "cargo xtask: automation of the rustcomms workspace
+
+USAGE
+    cargo xtask ci [--only STEP]... [--skip STEP]...   run the checks in order, stop at the first failure
+    cargo xtask accept                                 build release programs and check what they compute
+    cargo xtask help                                   this text
+
+STEPS OF ci
+",
+    );
+    for step in Step::ALL {
+        text.push_str(&format!("    {:<14}{}\n", step.name(), step.about()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(line: &str) -> Result<Command, String> {
+        parse(&line.split_whitespace().map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    fn ci(line: &str) -> Selection {
+        match args(line) {
+            Ok(Command::Ci(s)) => s,
+            other => panic!("{line}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn commands() {
+        assert_eq!(args(""), Ok(Command::Help));
+        assert_eq!(args("--help"), Ok(Command::Help));
+        assert_eq!(args("ci --only fmt -h"), Ok(Command::Help));
+        assert_eq!(args("accept"), Ok(Command::Accept));
+        assert_eq!(args("ci"), Ok(Command::Ci(Selection::default())));
+        assert!(args("accept now").unwrap_err().contains("'now'"));
+        assert!(args("lint").unwrap_err().contains("'lint'"));
+    }
+
+    #[test]
+    fn only_and_skip_repeat_and_combine() {
+        let s = ci("ci --only fmt --only=doc --skip doc");
+        assert_eq!(s.only, [Step::Fmt, Step::Doc]);
+        assert!(s.takes(Step::Fmt) && !s.takes(Step::Doc) && !s.takes(Step::Test));
+        let s = ci("ci --skip accept");
+        assert!(Step::ALL.iter().all(|x| s.takes(*x) == (*x != Step::Accept)));
+    }
+
+    #[test]
+    fn mistakes_name_the_choices() {
+        assert!(args("ci --only format").unwrap_err().contains("hygiene"));
+        assert!(args("ci --only").unwrap_err().contains("needs the name"));
+        assert!(args("ci --fast").unwrap_err().contains("--fast"));
+        assert!(args("ci --only fmt --skip fmt").unwrap_err().contains("no step"));
+    }
+
+    #[test]
+    fn help_lists_every_step_and_command() {
+        let text = help();
+        for step in Step::ALL {
+            assert!(text.contains(step.name()) && text.contains(step.about()), "{step:?}");
+        }
+        assert!(text.contains("cargo xtask accept") && text.contains("--skip STEP"));
+    }
+}

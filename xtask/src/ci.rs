@@ -1,0 +1,127 @@
+//! The steps of `cargo xtask ci`.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use crate::args::Selection;
+use crate::process::{Run, seconds};
+use crate::{accept, crates, hygiene};
+
+/// A test run that takes longer hangs.
+const TEST_DEADLINE: Duration = Duration::from_secs(25 * 60);
+
+/// One step; cheap ones come first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    Fmt,
+    Hygiene,
+    Clippy,
+    Doc,
+    Test,
+    CratesAlone,
+    Kernels,
+    Accept,
+}
+
+impl Step {
+    /// All, in the order in which they run.
+    pub(crate) const ALL: [Self; 8] =
+        [Self::Fmt, Self::Hygiene, Self::Clippy, Self::Doc, Self::Test, Self::CratesAlone, Self::Kernels, Self::Accept];
+
+    /// The name for `--only` and `--skip`.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Fmt => "fmt",
+            Self::Hygiene => "hygiene",
+            Self::Clippy => "clippy",
+            Self::Doc => "doc",
+            Self::Test => "test",
+            Self::CratesAlone => "crates-alone",
+            Self::Kernels => "kernels",
+            Self::Accept => "accept",
+        }
+    }
+
+    /// One line for `--help`.
+    pub(crate) const fn about(self) -> &'static str {
+        match self {
+            Self::Fmt => "the sources are formatted",
+            Self::Hygiene => "tracked files: no stubs, machine paths, binaries or overlong sources; manifests inherit",
+            Self::Clippy => "no lint on the listed feature sets",
+            Self::Doc => "the documentation builds without warnings",
+            Self::Test => "all tests and doc tests, with a deadline, leaving no process behind",
+            Self::CratesAlone => "each crate builds alone; the CPU build has no GPU crate and no async runtime",
+            Self::Kernels => "committed GPU kernels match their sources (there are none yet)",
+            Self::Accept => "release programs: the training example and perf compute what they should",
+        }
+    }
+
+    pub(crate) fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|s| s.name() == name)
+    }
+
+    fn run(self, root: &Path) -> Result<(), String> {
+        match self {
+            Self::Fmt => Run::cargo(root, &["fmt", "--all", "--check"]).run(),
+            Self::Hygiene => hygiene::run(root),
+            Self::Clippy => clippy(root),
+            Self::Doc => {
+                Run::cargo(root, &["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
+            }
+            Self::Test => {
+                Run::cargo(root, &["test", "--workspace", "--all-targets"]).deadline(TEST_DEADLINE).run()?;
+                Run::cargo(root, &["test", "--workspace", "--doc"]).deadline(TEST_DEADLINE).run()
+            }
+            Self::CratesAlone => crates::alone(root),
+            Self::Kernels => {
+                println!("    nothing to check: this version has no GPU kernels");
+                Ok(())
+            }
+            Self::Accept => accept::run(root),
+        }
+    }
+}
+
+/// Feature sets of the facade that programs choose, beside the default one of the whole workspace.
+fn clippy(root: &Path) -> Result<(), String> {
+    let sets: [&[&str]; 3] = [
+        &["--workspace"],
+        &["-p", "rustcomms", "--no-default-features"],
+        &["-p", "rustcomms", "--features", "all-cpu"],
+    ];
+    for set in sets {
+        let args = [&["clippy"], set, &["--all-targets", "--", "-D", "warnings"]].concat();
+        Run::cargo(root, &args).run()?;
+    }
+    Ok(())
+}
+
+/// Runs the selected steps and stops at the first that fails.
+pub(crate) fn run(root: &Path, selection: &Selection) -> Result<(), String> {
+    let chosen: Vec<Step> = Step::ALL.into_iter().filter(|s| selection.takes(*s)).collect();
+    let start = Instant::now();
+    for (i, step) in chosen.iter().enumerate() {
+        println!("== {} ({}/{}): {}", step.name(), i + 1, chosen.len(), step.about());
+        let began = Instant::now();
+        step.run(root)
+            .map_err(|e| format!("ci: FAILED at step {} after {}: {e}", step.name(), seconds(began.elapsed())))?;
+        println!("== {} passed in {}", step.name(), seconds(began.elapsed()));
+    }
+    let left: Vec<&str> = Step::ALL.into_iter().filter(|s| !chosen.contains(s)).map(Step::name).collect();
+    let note = if left.is_empty() { String::new() } else { format!("; not run: {}", left.join(", ")) };
+    println!("ci: {} step(s) passed in {}{note}", chosen.len(), seconds(start.elapsed()));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_lead_back() {
+        for step in Step::ALL {
+            assert_eq!(Step::from_name(step.name()), Some(step));
+        }
+        assert_eq!(Step::from_name("Fmt"), None);
+    }
+}
