@@ -12,7 +12,7 @@ fn all_reduce_small_and_large() {
                 comm.all_reduce(&mut x, op::Sum)?;
                 Ok(x)
             })
-            .unwrap();
+            .unwrap_or_else(|e| panic!("n {n} count {count}: {e}"));
             let base: i64 = (0..n as i64).sum();
             for x in out {
                 assert!(x.iter().enumerate().all(|(i, v)| *v == base + (n * i) as i64), "n {n} count {count}");

@@ -92,20 +92,6 @@ impl State {
         }
     }
 
-    /// Reads everything that is left in a link whose other direction is broken.
-    pub(crate) fn read_rest(&mut self, p: usize) {
-        for _ in 0..64 {
-            if self.peers[p].link.is_none() || !self.consume_buffered(p) {
-                return;
-            }
-            let mut budget = BUDGET;
-            if !matches!(self.read_some(p, &mut budget), Got::Bytes) {
-                self.consume_buffered(p);
-                return;
-            }
-        }
-    }
-
     /// Works through what the buffer holds. False when the link was given up.
     fn consume_buffered(&mut self, p: usize) -> bool {
         loop {

@@ -202,7 +202,7 @@ impl State {
             self.notify.unwatch(fd);
         }
         let peer = &mut self.peers[p];
-        peer.tx.clear();
+        peer.tx.end();
         peer.rx.clear();
         self.moved = true;
         self.suspects.push((p, now, cause));

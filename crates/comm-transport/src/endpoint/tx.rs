@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use comm_core::{OpDesc, PeerCause};
+use comm_core::OpDesc;
 
 use super::op::{OpId, PieceId};
 use super::state::{COLLECTIVE, Key, OVERHEAD, State};
@@ -51,6 +51,8 @@ pub(crate) struct Tx {
     next_frame: u32,
     /// The kernel's buffer is full: writability is awaited.
     pub(crate) blocked: bool,
+    /// Writing has failed; what is queued stays so that those who wait for it are found.
+    pub(crate) broken: bool,
     /// Whether the poller is told to watch writability.
     pub(crate) watched: bool,
     /// Announced point-to-point messages that wait for clear-to-send.
@@ -60,12 +62,12 @@ pub(crate) struct Tx {
 impl Tx {
     /// Whether something could be written now or when the link becomes writable.
     pub(crate) fn is_busy(&self) -> bool {
-        self.current.is_some() || !self.control.is_empty() || !self.data.is_empty()
+        !self.broken && (self.current.is_some() || !self.control.is_empty() || !self.data.is_empty())
     }
 
     /// Whether everything but data that waits for credit is written.
     pub(crate) fn control_flushed(&self) -> bool {
-        self.current.is_none() && self.control.is_empty()
+        self.broken || (self.current.is_none() && self.control.is_empty())
     }
 
     pub(crate) fn push_control(&mut self, h: Header, payload: Vec<u8>) {
@@ -76,8 +78,11 @@ impl Tx {
         self.data.push_back(item);
     }
 
-    pub(crate) fn clear(&mut self) {
-        *self = Self { next_frame: self.next_frame, ..Self::default() };
+    /// The connection is over.
+    pub(crate) fn end(&mut self) {
+        self.broken = true;
+        self.blocked = false;
+        self.control.clear();
     }
 
     /// Whether messages of a group are not written yet.
@@ -171,6 +176,9 @@ impl State {
 
     /// Writes to a peer until nothing is left or the link is full.
     pub(crate) fn pump_tx(&mut self, p: usize) {
+        if self.peers[p].tx.broken {
+            return;
+        }
         loop {
             if self.peers[p].tx.current.is_none() {
                 let Some(f) = self.next_frame(p) else {
@@ -200,9 +208,9 @@ impl State {
                     return;
                 }
                 Err(_) => {
-                    // What the peer wrote before its end (an abort, a goodbye) explains it: read that first.
-                    self.read_rest(p);
-                    self.lose_peer(p, PeerCause::Killed);
+                    // The peer's last words (an abort, a goodbye) may still be unread and explain it: the end of
+                    // the connection is noticed where they are read.
+                    peer.tx.broken = true;
                     return;
                 }
             }
