@@ -1,1 +1,3 @@
 //! Collective communication for Rust.
+
+pub use comm_core::*;
