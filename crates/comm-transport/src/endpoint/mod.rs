@@ -379,6 +379,8 @@ impl Endpoint {
     /// Releases the lock; then wakes those who have news.
     fn settle(&self, mut st: MutexGuard<'_, State>) {
         if st.wakes.is_empty() && !st.ended {
+            // A thread that spins would otherwise take the lock again before a waiting one wakes up.
+            MutexGuard::unlock_fair(st);
             return;
         }
         let wakes = std::mem::take(&mut st.wakes);

@@ -8,6 +8,8 @@ use super::op::{OpId, PieceId};
 use super::state::{COLLECTIVE, Key, OVERHEAD, State};
 use crate::frame::{FRAGMENT, HEADER, Header, Kind};
 
+/// Bytes that one pass writes to one peer, so that the others, and readers, get their turn.
+const BUDGET: usize = 2 << 20;
 /// A message is not cut into parts smaller than this for want of credit.
 const LEAST_PART: u64 = 32 << 10;
 
@@ -179,8 +181,13 @@ impl State {
         if self.peers[p].tx.broken {
             return;
         }
+        let mut budget = BUDGET;
         loop {
             if self.peers[p].tx.current.is_none() {
+                if budget == 0 {
+                    // The pass has moved something, so nobody goes to sleep before the next one.
+                    return;
+                }
                 let Some(f) = self.next_frame(p) else {
                     self.peers[p].tx.blocked = false;
                     return;
@@ -200,6 +207,7 @@ impl State {
             match link.write(head, body) {
                 Ok(n) => {
                     f.written += n;
+                    budget = budget.saturating_sub(n);
                     self.moved = true;
                     self.bytes_sent += n as u64;
                 }

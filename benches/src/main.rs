@@ -1,2 +1,0 @@
-//! Automation.
-fn main() {}
