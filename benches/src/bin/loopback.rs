@@ -75,10 +75,10 @@ fn connect_floor(comm: &Communicator) -> Result<TcpStream> {
     let s = if comm.rank() == 0 {
         let l = TcpListener::bind("127.0.0.1:0").map_err(io)?;
         port[0] = l.local_addr().map_err(io)?.port();
-        comm.broadcast(&mut port, 0)?;
+        comm.broadcast(&mut port[..], 0)?;
         l.accept().map_err(io)?.0
     } else {
-        comm.broadcast(&mut port, 0)?;
+        comm.broadcast(&mut port[..], 0)?;
         TcpStream::connect(("127.0.0.1", port[0])).map_err(io)?
     };
     s.set_nodelay(true).map_err(io)?;

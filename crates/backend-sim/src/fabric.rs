@@ -12,13 +12,17 @@ type Row = Vec<Option<Box<dyn Link>>>;
 
 /// A full mesh of in-process links: row `r` is rank `r`'s.
 pub(crate) fn mesh(size: usize) -> Vec<Row> {
-    let mut rows: Vec<Row> = (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
-    for a in 0..size {
-        for b in a + 1..size {
+    let mut rows: Vec<Row> = Vec::with_capacity(size);
+    for b in 0..size {
+        // One end of each link goes to a row that exists already, the other to the row being made.
+        let mut row: Row = Vec::with_capacity(size);
+        for earlier in &mut rows {
             let (x, y) = MemLink::pair();
-            rows[a][b] = Some(Box::new(x));
-            rows[b][a] = Some(Box::new(y));
+            earlier[b] = Some(Box::new(x));
+            row.push(Some(Box::new(y)));
         }
+        row.resize_with(size, || None);
+        rows.push(row);
     }
     rows
 }

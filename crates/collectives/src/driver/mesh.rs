@@ -56,6 +56,16 @@ impl Drop for MeshBackend {
     }
 }
 
+/// A collective as it was asked for; what an operation lacks stays at its default.
+#[derive(Default)]
+struct Asked<'a> {
+    bytes: usize,
+    input: Option<&'a RawBuf>,
+    output: Option<&'a RawBufMut>,
+    reducer: Option<&'a Reducer>,
+    root: usize,
+}
+
 /// A collective in the terms of the schedules.
 struct Plan {
     algorithm: Algorithm,
@@ -69,8 +79,19 @@ impl MeshBackend {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::create_group`].
+    /// `InvalidArgument` for a forced algorithm that does not exist; else as [`Endpoint::create_group`].
     pub fn new(endpoint: Arc<Endpoint>, spec: GroupSpec, info: BackendInfo, options: MeshOptions) -> Result<Self> {
+        if let Some(name) = options.forced.as_deref()
+            && !Algorithm::ALL.iter().any(|a| a.name() == name)
+        {
+            let mut names: Vec<&str> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+            names.sort_unstable();
+            names.dedup();
+            let known = names.join(", ");
+            return Err(Error::invalid(format!(
+                "there is no algorithm '{name}' (RUSTCOMMS_ALGO or hint algo); there are: {known}"
+            )));
+        }
         let group = endpoint.create_group(spec.clone())?;
         let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec));
         Ok(Self { info, endpoint, group, control, options, pool: Arc::default() })
@@ -96,16 +117,8 @@ impl MeshBackend {
         table.select(op, bytes, self.info.size, commutative, None)
     }
 
-    fn plan(
-        &self,
-        op: Operation,
-        hint: Option<&str>,
-        bytes: usize,
-        input: Option<&RawBuf>,
-        output: Option<&RawBufMut>,
-        reducer: Option<&Reducer>,
-        root: usize,
-    ) -> Result<Plan> {
+    fn plan(&self, op: Operation, hint: Option<&str>, asked: Asked<'_>) -> Result<Plan> {
+        let Asked { bytes, input, output, reducer, root } = asked;
         let commutative = reducer.is_none_or(Reducer::is_commutative);
         let algorithm = self.choose(op, bytes, commutative, hint)?;
         let in_place = match (input, output) {
@@ -128,45 +141,52 @@ impl MeshBackend {
     /// Translates a request; `None` for point-to-point.
     fn translate(&self, request: &OpRequest, hint: Option<&str>) -> Result<Option<Plan>> {
         let op = request.operation();
-        let plan = match request {
+        let whole;
+        let asked = match request {
             OpRequest::P2p(_) | OpRequest::Batch(_) => return Ok(None),
-            OpRequest::Broadcast { buf, root } => self.plan(op, hint, buf.bytes(), None, Some(buf), None, *root),
-            OpRequest::AllReduce { input, output, reducer } => {
-                self.plan(op, hint, input.bytes(), Some(input), Some(output), Some(reducer), 0)
+            OpRequest::Broadcast { buf, root } => {
+                Asked { bytes: buf.bytes(), output: Some(buf), root: *root, ..Asked::default() }
             }
-            OpRequest::Reduce { input, output, reducer, root } => {
-                self.plan(op, hint, input.bytes(), Some(input), output.as_ref(), Some(reducer), *root)
-            }
+            OpRequest::AllReduce { input, output, reducer } => Asked {
+                bytes: input.bytes(),
+                input: Some(input),
+                output: Some(output),
+                reducer: Some(reducer),
+                ..Asked::default()
+            },
+            OpRequest::Reduce { input, output, reducer, root } => Asked {
+                bytes: input.bytes(),
+                input: Some(input),
+                output: output.as_ref(),
+                reducer: Some(reducer),
+                root: *root,
+            },
             OpRequest::AllGather { input, output } => {
-                self.plan(op, hint, input.bytes(), Some(input), Some(output), None, 0)
+                Asked { bytes: input.bytes(), input: Some(input), output: Some(output), ..Asked::default() }
             }
             OpRequest::ReduceScatter { input, output, reducer } => {
-                self.plan_reduce_scatter(op, hint, input, output, reducer)
+                // In place, schedules want the whole buffer as output.
+                let out = if output.overlaps(input) {
+                    let start = output.ptr().wrapping_sub(self.info.rank * output.bytes());
+                    whole = RawBufMut::new(start, input.bytes(), output.dtype(), output.device());
+                    &whole
+                } else {
+                    output
+                };
+                Asked {
+                    bytes: output.bytes(),
+                    input: Some(input),
+                    output: Some(out),
+                    reducer: Some(reducer),
+                    ..Asked::default()
+                }
             }
-            OpRequest::Barrier => self.plan(op, hint, 0, None, None, None, 0),
-            other => Err(Error::unsupported(other.operation().name(), "this backend does not know the operation")),
-        }?;
-        Ok(Some(plan))
-    }
-
-    /// In place, schedules want the whole buffer as output.
-    fn plan_reduce_scatter(
-        &self,
-        op: Operation,
-        hint: Option<&str>,
-        input: &RawBuf,
-        output: &RawBufMut,
-        reducer: &Reducer,
-    ) -> Result<Plan> {
-        let whole;
-        let out = if output.overlaps(input) {
-            let start = output.ptr().wrapping_sub(self.info.rank * output.bytes());
-            whole = RawBufMut::new(start, input.bytes(), output.dtype(), output.device());
-            &whole
-        } else {
-            output
+            OpRequest::Barrier => Asked::default(),
+            other => {
+                return Err(Error::unsupported(other.operation().name(), "this backend does not know the operation"));
+            }
         };
-        self.plan(op, hint, output.bytes(), Some(input), Some(out), Some(reducer), 0)
+        self.plan(op, hint, asked).map(Some)
     }
 
     /// Binds a plan to its schedule, scaling the contribution if the operator has a factor.

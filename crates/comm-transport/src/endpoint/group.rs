@@ -244,12 +244,12 @@ impl State {
         if group.failed.is_some() {
             return Err(self.localized(g, seq.map(|s| (s, desc))));
         }
-        if let Some(seq) = seq {
-            if let Some((rank, reason)) = group.refused.remove(&seq) {
-                group.remember(seq, desc, true);
-                self.drop_call(g, seq);
-                return Err(ErrorKind::PeerRefused { rank, reason }.into());
-            }
+        if let Some(seq) = seq
+            && let Some((rank, reason)) = group.refused.remove(&seq)
+        {
+            group.remember(seq, desc, true);
+            self.drop_call(g, seq);
+            return Err(ErrorKind::PeerRefused { rank, reason }.into());
         }
         let index = self.free_ops.pop().unwrap_or_else(|| {
             self.ops.push(OpSlot::empty());
@@ -574,10 +574,8 @@ impl State {
         group.saw(rank, seq);
         match group.known(seq) {
             Known::Open(op) => self.finish_op(op, Err(ErrorKind::PeerRefused { rank, reason }.into())),
-            Known::Future => {
-                if group.refused.len() < FUTURE {
-                    group.refused.insert(seq, (rank, reason));
-                }
+            Known::Future if group.refused.len() < FUTURE => {
+                group.refused.insert(seq, (rank, reason));
             }
             _ => {}
         }
