@@ -22,6 +22,7 @@ use crate::backend::{Form, Pending};
 use crate::buf::RawBufMut;
 use crate::comm::CommInner;
 use crate::comm::ticket::Numbers;
+use crate::device::DeviceKind;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Phase, Result};
 use crate::observe::Event;
@@ -206,13 +207,9 @@ impl Core {
 
     /// Runs exactly once: whoever gets here took the object out of `pending` with its lock held.
     fn complete(&self, mut slot: MutexGuard<'_, Option<Box<dyn Pending>>>, result: Result<()>) {
-        if result.is_ok() {
-            for b in &self.bools {
-                // SAFETY: the backend reported completion and touches the buffer no more; the record (`keep`)
-                // or the scope still holds it; nobody else has seen the completion yet.
-                normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
-            }
-        }
+        // SAFETY: the backend reported completion and touches the buffers no more; the record (`keep`)
+        // or the scope still holds them; nobody else has seen the completion yet.
+        unsafe { normalize_all(&self.bools) };
         let now = self.comm.clock().now();
         let result = result.map_err(|e| self.comm.locate(e, &self.numbers));
         self.comm.report_end(&self.numbers, self.form, &result, now);
@@ -515,11 +512,12 @@ impl CommInner {
     }
 }
 
-/// The outputs of a request whose bytes must be normalised.
+/// The outputs of a request whose bytes must be normalised, whatever the outcome: after an error too the
+/// caller gets a buffer of `bool`s back.
 pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut> {
     use crate::backend::{OpRequest as R, P2pOp};
     fn is_bool(b: &&RawBufMut) -> bool {
-        b.dtype() == DType::Bool && b.device() == crate::Device::CPU
+        b.dtype() == DType::Bool && b.device().kind == DeviceKind::Cpu && b.bytes() > 0
     }
     let one = |b: &RawBufMut| Some(b).filter(is_bool).copied().into_iter().collect();
     match request {
@@ -533,9 +531,26 @@ pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut
             .filter(is_bool)
             .copied()
             .collect(),
+        // In place the whole buffer is writable, and what surrounds the result is scratch. The pointer came from
+        // a mutable range.
+        R::ReduceScatter { input, output, .. } if output.overlaps(input) => {
+            one(&RawBufMut::new(input.ptr().cast_mut(), input.bytes(), input.dtype(), input.device()))
+        }
         // Reductions store 0 and 1 themselves, but a copy of a world of one does not pass through them.
         R::AllReduce { output, .. } | R::AllGather { output, .. } | R::ReduceScatter { output, .. } => one(output),
         R::Reduce { output: Some(o), .. } => one(o),
         _ => Vec::new(),
+    }
+}
+
+/// Makes the bytes of these outputs valid `bool`s.
+///
+/// # Safety
+///
+/// The ranges are valid and nobody else uses them.
+pub(crate) unsafe fn normalize_all(outputs: &[RawBufMut]) {
+    for b in outputs {
+        // SAFETY: by the caller's promise; `bool_outputs` leaves empty ranges out, whose pointer may be anything.
+        normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
     }
 }

@@ -17,7 +17,7 @@ use crate::observe::CallNumber;
 use crate::op::{Operator, ReduceOp};
 use crate::options::{CORE_HINTS, CallOptions, check_hints};
 use crate::reduce::Reducer;
-use crate::work::{Core, Hold, Work, bool_outputs};
+use crate::work::{Core, Hold, Work, bool_outputs, normalize_all};
 
 /// A communicator together with options for single calls; see [`Communicator::with`].
 #[derive(Clone, Debug)]
@@ -90,17 +90,21 @@ impl<'c> With<'c> {
     pub(super) fn run(&self, p: Prepared) -> Result<()> {
         let inner = self.comm.inner();
         let (n, request) = self.admit(p, Form::Sync)?;
+        /// On success, after an error and when a user's operator panics, the caller sees only valid `bool`s.
+        struct Normalize(Vec<RawBufMut>);
+        impl Drop for Normalize {
+            fn drop(&mut self) {
+                // SAFETY: `run` made it from buffers that it holds exclusively until it returns, and drops it when
+                // the backend is done with them.
+                unsafe { normalize_all(&self.0) };
+            }
+        }
+        let bools = Normalize(bool_outputs(&request));
         // SAFETY: every public method that gets here holds its buffers borrowed (or exclusively owned)
         // until `run` returns, and `Backend::run` is done with them by then.
-        let mut result = unsafe { inner.backend.run(&request, &self.info(&n)) };
-        if result.is_ok() {
-            for b in bool_outputs(&request) {
-                // SAFETY: as above; the backend is done with the buffer.
-                crate::reduce::normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
-            }
-        } else {
-            result = result.map_err(|e| inner.locate(e, &n));
-        }
+        let result = unsafe { inner.backend.run(&request, &self.info(&n)) };
+        drop(bools);
+        let result = result.map_err(|e| inner.locate(e, &n));
         if inner.observers.any() || result.is_err() {
             inner.report_end(&n, Form::Sync, &result, inner.clock().now());
         }

@@ -149,7 +149,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// As there; those of the transfer come from the handle.
-    pub fn recv<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B, src: usize) -> Result<ScopedWork<'scope, B>> {
+    pub fn recv<M, B: IntoBufMut<M> + Send + 'scope>(
+        &'scope self,
+        buf: B,
+        src: usize,
+    ) -> Result<ScopedWork<'scope, B>> {
         self.go(buf, |w, b| w.prep_recv(b.buf_mut(), src))
     }
 
@@ -158,7 +162,11 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// As there; those of the transfer come from the handle.
-    pub fn broadcast<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B, root: usize) -> Result<ScopedWork<'scope, B>> {
+    pub fn broadcast<M, B: IntoBufMut<M> + Send + 'scope>(
+        &'scope self,
+        buf: B,
+        root: usize,
+    ) -> Result<ScopedWork<'scope, B>> {
         self.go(buf, |w, b| w.prep_broadcast(b.buf_mut(), root))
     }
 
@@ -243,7 +251,10 @@ impl<'scope, 'env> Scope<'scope, 'env> {
     /// # Errors
     ///
     /// As there; those of the transfer come from the handle.
-    pub fn all_gather_in_place<M, B: IntoBufMut<M> + Send + 'scope>(&'scope self, buf: B) -> Result<ScopedWork<'scope, B>> {
+    pub fn all_gather_in_place<M, B: IntoBufMut<M> + Send + 'scope>(
+        &'scope self,
+        buf: B,
+    ) -> Result<ScopedWork<'scope, B>> {
         self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut()))
     }
 
