@@ -371,6 +371,8 @@ impl ReconfigureRequest {
 /// call and its completion, never after an error was reported or `cancel` returned, and written
 /// only where the operation says so; and dropping a [`Pending`] without completion keeps this promise
 /// as long as the caller keeps the buffers alive until the backend's `close` or `finalize`.
+/// `start` and the methods of [`Pending`] do not unwind while an operation is in flight: the process is
+/// aborted if one does, because borrowed buffers could not be protected.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// What this is.
     fn info(&self) -> &BackendInfo;

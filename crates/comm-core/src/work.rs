@@ -237,6 +237,23 @@ impl Core {
     }
 }
 
+/// Ends the process if it is dropped: stands where unwinding would give borrowed memory back to safe code while
+/// a backend still works on it. Only a backend or clock that panics gets there; user code is contained.
+pub(crate) struct AbortOnUnwind;
+
+impl AbortOnUnwind {
+    pub(crate) fn defuse(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        tracing::error!("a backend or clock panicked while an operation was in flight; aborting the process");
+        std::process::abort();
+    }
+}
+
 /// Runs user code that must not unwind into a backend.
 fn contained(what: &str, f: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(f)) {

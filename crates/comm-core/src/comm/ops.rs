@@ -17,7 +17,7 @@ use crate::observe::CallNumber;
 use crate::op::{Operator, ReduceOp};
 use crate::options::{CORE_HINTS, CallOptions, check_hints};
 use crate::reduce::Reducer;
-use crate::work::{Core, Hold, Work, bool_outputs, normalize_all};
+use crate::work::{AbortOnUnwind, Core, Hold, Work, bool_outputs, normalize_all};
 
 /// A communicator together with options for single calls; see [`Communicator::with`].
 #[derive(Clone, Debug)]
@@ -129,7 +129,10 @@ impl<'c> With<'c> {
         // SAFETY: forwarded from the caller.
         match unsafe { inner.backend.start(request, &self.info(&n)) } {
             Ok(pending) => {
+                // The caller does not know the operation yet and could not wait for it.
+                let guard = AbortOnUnwind;
                 core.launch(pending);
+                guard.defuse();
                 Ok(core)
             }
             Err(e) => {
