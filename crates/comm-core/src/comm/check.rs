@@ -31,17 +31,20 @@ pub(super) fn times(count: usize, size: usize) -> usize {
     count.checked_mul(size).unwrap_or(usize::MAX)
 }
 
-pub(super) fn divides(what: &str, count: usize, size: usize) -> Result<usize> {
-    if count.is_multiple_of(size) {
+/// Wire elements of one rank's share of `count`. Values of `unit` bytes (a user's struct) are not cut.
+pub(super) fn divides(what: &str, count: usize, dtype: DType, unit: usize, size: usize) -> Result<usize> {
+    let per_value = (unit / dtype.size()).max(1);
+    let values = count / per_value;
+    if count.is_multiple_of(per_value) && values.is_multiple_of(size) {
         return Ok(count / size);
     }
     Err(Error::invalid(format!(
-        "{what} has {count} elements, which {size} ranks cannot share evenly; pad it to {}",
-        count.next_multiple_of(size)
+        "{what} has {values} elements, which {size} ranks cannot share evenly; pad it to {}",
+        values.next_multiple_of(size)
     )))
 }
 
-/// Input and output must be disjoint, or in place at byte `at` of the larger one.
+/// Input and output must be disjoint.
 pub(super) fn disjoint(input: &RawBuf, output: &RawBufMut) -> Result<()> {
     if output.overlaps(input) {
         return Err(Error::invalid(

@@ -270,10 +270,11 @@ impl<'c> With<'c> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_all_gather_in_place(&self, buf: Result<RawBufMut>) -> Prepared {
+    /// `unit`: bytes of one value.
+    pub(super) fn prep_all_gather_in_place(&self, buf: Result<RawBufMut>, unit: usize) -> Prepared {
         let mut desc = describe_mut(Operation::AllGather, &buf);
         let request = buf.and_then(|output| {
-            let shard = check::divides("buffer", output.count(), self.size())?;
+            let shard = check::divides("buffer", output.count(), output.dtype(), unit, self.size())?;
             desc.count = shard as u64;
             let bytes = shard * output.dtype().size();
             Ok(OpRequest::AllGather { input: output.slice(self.comm.rank() * bytes, bytes).as_const(), output })
@@ -289,7 +290,8 @@ impl<'c> With<'c> {
     ) -> Prepared {
         let mut desc = with_redop(describe(Operation::ReduceScatter, &input), &reducer);
         let request = both(input, output).and_then(|(input, output)| {
-            desc.count = check::divides("input", input.count(), self.size())? as u64;
+            let reducer = reducer?;
+            desc.count = check::divides("input", input.count(), input.dtype(), reducer.unit(), self.size())? as u64;
             check::counts(
                 "output",
                 output.count(),
@@ -297,7 +299,7 @@ impl<'c> With<'c> {
                 desc.count as usize,
             )?;
             check::disjoint(&input, &output)?;
-            Ok(OpRequest::ReduceScatter { input, output, reducer: reducer? })
+            Ok(OpRequest::ReduceScatter { input, output, reducer })
         });
         Prepared { desc, request }
     }
@@ -305,11 +307,12 @@ impl<'c> With<'c> {
     pub(super) fn prep_reduce_scatter_in_place(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>) -> Prepared {
         let mut desc = with_redop(describe_mut(Operation::ReduceScatter, &buf), &reducer);
         let request = buf.and_then(|all| {
-            let shard = check::divides("buffer", all.count(), self.size())?;
+            let reducer = reducer?;
+            let shard = check::divides("buffer", all.count(), all.dtype(), reducer.unit(), self.size())?;
             desc.count = shard as u64;
             let bytes = shard * all.dtype().size();
             let output = all.slice(self.comm.rank() * bytes, bytes);
-            Ok(OpRequest::ReduceScatter { input: all.as_const(), output, reducer: reducer? })
+            Ok(OpRequest::ReduceScatter { input: all.as_const(), output, reducer })
         });
         Prepared { desc, request }
     }
@@ -528,7 +531,7 @@ operations! {
     /// `InvalidArgument` when the length does not divide by the world size.
     fn all_gather_in_place[M, B: IntoBufMut<M> + StreamOrdered<M>](&self, buf: B) -> Result<()> {
         let mut buf = buf;
-        self.run(self.prep_all_gather_in_place(buf.buf_mut()))
+        self.run(self.prep_all_gather_in_place(buf.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// Asynchronous [`all_gather_in_place`](Self::all_gather_in_place).
@@ -537,7 +540,7 @@ operations! {
     ///
     /// As [`all_gather_in_place`](Self::all_gather_in_place).
     fn all_gather_in_place_async[M, B: IntoBufMut<M> + Send + 'static](&self, buf: B) -> Result<Work<B>> {
-        self.launch(buf, |b| self.prep_all_gather_in_place(b.buf_mut()))
+        self.launch(buf, |b| self.prep_all_gather_in_place(b.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// Reduces everybody's `input` and leaves block `rank` of the result in `output`, whose length is the
@@ -681,7 +684,7 @@ operations! {
     ///
     /// As [`all_gather_in_place`](Self::all_gather_in_place).
     fn all_gather_in_place_dyn[](&self, buf: DynBufMut<'_>) -> Result<()> {
-        { let mut buf = buf; self.run(self.prep_all_gather_in_place(Ok(buf.raw()))) }
+        { let mut buf = buf; let raw = buf.raw(); self.run(self.prep_all_gather_in_place(Ok(raw), raw.dtype().size())) }
     }
 
     /// [`send`](Self::send) with the type chosen at run time.

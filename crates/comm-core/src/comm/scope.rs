@@ -273,7 +273,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         &'scope self,
         buf: B,
     ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut()))
+        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// See [`Communicator::reduce_scatter`].
