@@ -62,6 +62,7 @@ impl<'c> Entries<'c> {
     pub(super) fn send(&mut self, buf: Result<RawBuf>, dst: usize) -> Result<()> {
         let buf = buf?;
         super::check::rank_in_range("destination", dst, self.with.size())?;
+        super::check::reachable(&buf, self.with.comm.device())?;
         let clash = self.list.iter().position(|e| matches!(e, Entry::Recv(b, ..) if b.overlaps(&buf)));
         if let Some(i) = clash {
             return Err(Error::invalid(format!(
@@ -75,6 +76,7 @@ impl<'c> Entries<'c> {
     pub(super) fn recv(&mut self, buf: Result<RawBufMut>, src: usize) -> Result<()> {
         let buf = buf?;
         super::check::rank_in_range("source", src, self.with.size())?;
+        super::check::reachable(&buf.as_const(), self.with.comm.device())?;
         let clash = self.list.iter().position(|e| match e {
             Entry::Send(b, ..) => buf.overlaps(b),
             Entry::Recv(b, ..) => buf.overlaps(&b.as_const()),

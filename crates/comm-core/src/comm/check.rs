@@ -1,6 +1,8 @@
 //! The one place where arguments are validated.
 
+use crate::backend::OpRequest;
 use crate::buf::{RawBuf, RawBufMut};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
@@ -42,6 +44,37 @@ pub(super) fn divides(what: &str, count: usize, dtype: DType, unit: usize, size:
         "{what} has {values} elements, which {size} ranks cannot share evenly; pad it to {}",
         values.next_multiple_of(size)
     )))
+}
+
+/// A communicator of host memory cannot take device memory: its backend would follow a pointer that the host
+/// must not. (The other way round is the backend's to say.)
+pub(super) fn reachable(buf: &RawBuf, device: Device) -> Result<()> {
+    if device.kind != DeviceKind::Cpu || buf.device().kind == DeviceKind::Cpu {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a buffer lies on {} but this communicator works on {device} memory; copy it there, or use a communicator of that device",
+        buf.device()
+    )))
+}
+
+/// [`reachable`] for the buffers of a collective request; point-to-point calls ask before they take a number.
+pub(super) fn all_reachable(request: &OpRequest, device: Device) -> Result<()> {
+    use OpRequest as R;
+    match request {
+        R::P2p(_) | R::Batch(_) | R::Barrier => Ok(()),
+        R::Broadcast { buf, .. } => reachable(&buf.as_const(), device),
+        R::AllReduce { input, output, .. }
+        | R::AllGather { input, output }
+        | R::ReduceScatter { input, output, .. } => {
+            reachable(input, device)?;
+            reachable(&output.as_const(), device)
+        }
+        R::Reduce { input, output, .. } => {
+            reachable(input, device)?;
+            output.as_ref().map_or(Ok(()), |o| reachable(&o.as_const(), device))
+        }
+    }
 }
 
 /// Input and output must be disjoint.

@@ -74,6 +74,7 @@ impl<'c> With<'c> {
         let number = self.number_of(&p);
         let n = inner.number(p.desc, number, self.options.timeout, form != Form::Sync);
         let admitted = p.request.and_then(|r| {
+            check::all_reachable(&r, inner.device)?;
             self.check_options()?;
             inner.announce(&n, form)?;
             Ok(r)
@@ -166,6 +167,7 @@ impl<'c> With<'c> {
     pub(super) fn p2p_send(&self, buf: Result<RawBuf>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("destination", peer, self.size())?;
+        check::reachable(&buf, self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
         self.comm.inner().check_usable(&OpDesc::new(Operation::Send))?;
@@ -176,6 +178,7 @@ impl<'c> With<'c> {
     pub(super) fn p2p_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("source", peer, self.size())?;
+        check::reachable(&buf.as_const(), self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
         self.comm.inner().check_usable(&OpDesc::new(Operation::Recv))?;
