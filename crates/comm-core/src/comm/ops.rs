@@ -73,15 +73,38 @@ impl<'c> With<'c> {
         inner.check_usable(&p.desc)?;
         let number = self.number_of(&p);
         let n = inner.number(p.desc, number, self.options.timeout, form != Form::Sync);
-        let admitted = p.request.and_then(|r| {
-            check::all_reachable(&r, inner.device)?;
-            self.check_options()?;
-            inner.announce(&n, form)?;
-            Ok(r)
-        });
+        let request = match p.request {
+            Ok(r) => r,
+            Err(e) => return Err(inner.refuse(e, &n, form)),
+        };
+        let admitted = check::all_reachable(&request, inner.device)
+            .and_then(|()| self.check_options())
+            .and_then(|()| inner.announce(&n, form));
         match admitted {
-            Ok(r) => Ok((n, r)),
-            Err(e) => Err(inner.refuse(e, &n, form)),
+            Ok(()) => Ok((n, request)),
+            Err(e) => {
+                let e = inner.refuse(e, &n, form);
+                if let OpRequest::Batch(list) = &request {
+                    self.refuse_messages(list, &e);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// A batch has no number of its own, but its messages have taken theirs, and peers wait for them.
+    fn refuse_messages(&self, list: &[P2pOp], e: &Error) {
+        let reason = e.kind().to_string();
+        for m in list {
+            let (number, desc) = match *m {
+                P2pOp::Send { buf, peer, tag, seq } => {
+                    (CallNumber::P2p { peer, tag, seq }, describe(Operation::Send, &Ok(buf)))
+                }
+                P2pOp::Recv { buf, peer, tag, seq } => {
+                    (CallNumber::P2p { peer, tag, seq }, describe_mut(Operation::Recv, &Ok(buf)))
+                }
+            };
+            self.comm.inner().backend.refuse(&number, &desc, &reason);
         }
     }
 
