@@ -506,7 +506,8 @@ impl CommInner {
         }
         if self.observers.any() {
             let call = self.call_view(n, form);
-            let elapsed = now.since(n.called);
+            // An observer that came in the middle of a call that nobody timed.
+            let elapsed = if n.called == Time::default() { Duration::ZERO } else { now.since(n.called) };
             match result {
                 Ok(()) => self.observers.event(&Event::Completed { call, elapsed }, now),
                 Err(error) => self.observers.event(&Event::Failed { call, elapsed, error }, now),
