@@ -212,7 +212,8 @@ impl Core {
         unsafe { normalize_all(&self.bools) };
         let now = self.comm.clock().now();
         let result = result.map_err(|e| self.comm.locate(e, &self.numbers));
-        self.comm.report_end(&self.numbers, self.form, &result, now);
+        // Contained already, except for destructors of observers that have just been unregistered.
+        contained("an observer", || self.comm.report_end(&self.numbers, self.form, &result, now));
         let _ = self.outcome.set((result, now));
         *slot = None;
         // Before user code runs: it may finalize, which waits for all that is in this table.

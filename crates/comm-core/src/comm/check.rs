@@ -5,12 +5,33 @@ use crate::buf::{RawBuf, RawBufMut};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::reduce::Reducer;
 
 pub(super) fn rank_in_range(what: &str, rank: usize, size: usize) -> Result<()> {
     if rank < size {
         return Ok(());
     }
-    Err(Error::invalid(format!("{what} {rank} is out of range: this communicator has ranks 0 to {}", size - 1)))
+    let Some(last) = size.checked_sub(1) else { return no_members() };
+    Err(Error::invalid(format!("{what} {rank} is out of range: this communicator has ranks 0 to {last}")))
+}
+
+/// The answer of a dynamic communicator that has not been filled yet.
+pub(super) fn no_members<T>() -> Result<T> {
+    Err(Error::invalid("this communicator has no members yet; call `reconfigure` first"))
+}
+
+/// A typed operator is made for the element type by the compiler, but `Operator` may be implemented by anybody.
+pub(super) fn reducible(buf: &RawBuf, reducer: &Reducer) -> Result<()> {
+    if reducer.dtype() == buf.dtype() && buf.bytes().is_multiple_of(reducer.unit()) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the operator works on {} in units of {} bytes, but the buffer has {} bytes of {}",
+        reducer.dtype(),
+        reducer.unit(),
+        buf.bytes(),
+        buf.dtype()
+    )))
 }
 
 pub(super) fn same_dtype(a: DType, b: DType) -> Result<()> {
@@ -35,6 +56,9 @@ pub(super) fn times(count: usize, size: usize) -> usize {
 
 /// Wire elements of one rank's share of `count`. Values of `unit` bytes (a user's struct) are not cut.
 pub(super) fn divides(what: &str, count: usize, dtype: DType, unit: usize, size: usize) -> Result<usize> {
+    if size == 0 {
+        return no_members();
+    }
     let per_value = (unit / dtype.size()).max(1);
     let values = count / per_value;
     if count.is_multiple_of(per_value) && values.is_multiple_of(size) {
@@ -58,9 +82,18 @@ pub(super) fn reachable(buf: &RawBuf, device: Device) -> Result<()> {
     )))
 }
 
-/// [`reachable`] for the buffers of a collective request; point-to-point calls ask before they take a number.
-pub(super) fn all_reachable(request: &OpRequest, device: Device) -> Result<()> {
+/// What all collective requests must satisfy; point-to-point calls ask before they take a number.
+pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Result<()> {
     use OpRequest as R;
+    if size == 0 {
+        return no_members();
+    }
+    if let R::AllReduce { input, reducer, .. }
+    | R::Reduce { input, reducer, .. }
+    | R::ReduceScatter { input, reducer, .. } = request
+    {
+        reducible(input, reducer)?;
+    }
     match request {
         R::P2p(_) | R::Batch(_) | R::Barrier => Ok(()),
         R::Broadcast { buf, .. } => reachable(&buf.as_const(), device),

@@ -77,7 +77,7 @@ impl<'c> With<'c> {
             Ok(r) => r,
             Err(e) => return Err(inner.refuse(e, &n, form)),
         };
-        let admitted = check::all_reachable(&request, inner.device)
+        let admitted = check::request(&request, self.size(), inner.device)
             .and_then(|()| self.check_options())
             .and_then(|()| inner.announce(&n, form));
         match admitted {
