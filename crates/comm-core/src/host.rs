@@ -234,7 +234,7 @@ impl<B: HostBackend> Shared<B> {
     /// As [`Backend::run`].
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
         let b = &self.backend;
-        // SAFETY (whole function): the caller lends the request's buffers until we return; the communicator
+        // SAFETY: for the whole function, the caller lends the request's buffers until we return; the communicator
         // made sure that they are disjoint unless in place, and in-place pairs are never borrowed twice here.
         unsafe {
             match request {

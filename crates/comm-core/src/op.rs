@@ -392,7 +392,7 @@ mod tests {
     fn custom_folds_unaligned_memory() {
         let op = custom(|a: &mut [u32], b: &[u32]| a.iter_mut().zip(b).for_each(|(a, b)| *a ^= b), true);
         let r = Operator::<u32>::reducer(&op);
-        let mut mem = vec![0u8; 17];
+        let mut mem = [0u8; 17];
         mem[1..5].copy_from_slice(&7u32.to_ne_bytes());
         let mut x = 5u32.to_ne_bytes();
         r.fold(&mut mem[1..5], &mut x);

@@ -195,9 +195,8 @@ impl<X> Clone for BatchSlot<X> {
 impl<X> Copy for BatchSlot<X> {}
 
 /// The buffers of an [`AsyncBatch`], given back by its work.
-///
-/// Each lies in a [`Hold`] of its own and not in a `Box`: the operation writes through pointers into it
-/// while the list moves, and moving a `Box` claims exclusive access to what it points to.
+// Each lies in a `Hold` of its own and not in a `Box`: the operation writes through pointers into it
+// while the list moves, and moving a `Box` claims exclusive access to what it points to.
 pub struct BatchBuffers(Vec<Option<Arc<dyn Any + Send + Sync>>>);
 
 impl std::fmt::Debug for BatchBuffers {

@@ -49,9 +49,9 @@ pub(super) fn counts(what: &str, have: usize, rule: &str, want: usize) -> Result
     Err(Error::invalid(format!("{what} has {have} elements but must have {want} ({rule})")))
 }
 
-/// `None` where the product overflows: no buffer is that long.
+/// Saturates where the product overflows: no buffer is that long.
 pub(super) fn times(count: usize, size: usize) -> usize {
-    count.checked_mul(size).unwrap_or(usize::MAX)
+    count.saturating_mul(size)
 }
 
 /// Wire elements of one rank's share of `count`. Values of `unit` bytes (a user's struct) are not cut.
