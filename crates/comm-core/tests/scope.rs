@@ -4,12 +4,12 @@ mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::Duration;
 
 use comm_core::{CallOptions, Communicator, Error, ErrorKind, Result, Scope, op};
 use common::mock::{Mock, Op};
-use common::{Counted, panic_text, within_deadline, world};
+use common::{Counted, Foreign, panic_text, within_deadline, world};
 
 const SHORT: Duration = Duration::from_millis(20);
 
@@ -261,17 +261,18 @@ fn options_apply_to_all_calls_of_a_scope() {
     });
 }
 
-/// A buffer whose destructor panics.
-struct Bomb(Counted);
+/// A buffer whose destructor looks around and panics.
+struct Bomb<F: FnMut()>(Counted, F);
 
-impl Drop for Bomb {
+impl<F: FnMut()> Drop for Bomb<F> {
     fn drop(&mut self) {
+        (self.1)();
         panic!("a destructor that panics");
     }
 }
 
 // SAFETY: as `Counted`.
-unsafe impl comm_core::IntoBuf<Bomb> for Bomb {
+unsafe impl<F: FnMut()> comm_core::IntoBuf<Foreign> for Bomb<F> {
     type Elem = u32;
     fn buf(&self) -> Result<comm_core::RawBuf> {
         self.0.buf()
@@ -279,7 +280,7 @@ unsafe impl comm_core::IntoBuf<Bomb> for Bomb {
 }
 
 // SAFETY: as `Counted`.
-unsafe impl comm_core::IntoBufMut<Bomb> for Bomb {
+unsafe impl<F: FnMut()> comm_core::IntoBufMut<Foreign> for Bomb<F> {
     fn buf_mut(&mut self) -> Result<comm_core::RawBufMut> {
         self.0.buf_mut()
     }
@@ -292,10 +293,14 @@ fn a_panicking_destructor_does_not_end_the_scope_early() {
     let mut borrowed = vec![0u32; 4];
     let (buf, drops) = Counted::new(&[1; 4]);
     let ends_last = end_later(&mock, 1, 1, Ok(()));
-    let first = Arc::clone(&mock);
+    let (first, second) = (Arc::clone(&mock), Arc::clone(&mock));
+    let others_ended = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&others_ended);
+    // Looked at before the panic: printing one can take longer than the other operation.
+    let look = move || seen.store(ended(&second.op(1)), SeqCst);
     let p = catch_unwind(AssertUnwindSafe(|| {
         comm.scope(|s| {
-            drop(s.all_reduce(Bomb(buf), op::Sum)?);
+            drop(s.all_reduce(Bomb(buf, look), op::Sum)?);
             drop(s.all_reduce(&mut borrowed, op::Sum)?);
             first.op(0).complete(Ok(()));
             Ok(())
@@ -303,7 +308,7 @@ fn a_panicking_destructor_does_not_end_the_scope_early() {
     }))
     .unwrap_err();
     assert_eq!(panic_text(&*p), "a destructor that panics");
-    assert!(ended(&mock.op(1)), "the borrowed buffer was given back in flight");
+    assert!(others_ended.load(SeqCst), "the borrowed buffer was given back in flight");
     assert_eq!(borrowed, [0x0505_0505; 4]);
     assert_eq!(drops.load(SeqCst), 1);
     ends_last.join().unwrap();
@@ -319,7 +324,7 @@ impl Drop for Chain<'_, '_> {
 }
 
 // SAFETY: as `Counted`.
-unsafe impl comm_core::IntoBuf<Bomb> for Chain<'_, '_> {
+unsafe impl comm_core::IntoBuf<Foreign> for Chain<'_, '_> {
     type Elem = u32;
     fn buf(&self) -> Result<comm_core::RawBuf> {
         self.0.buf()
@@ -327,7 +332,7 @@ unsafe impl comm_core::IntoBuf<Bomb> for Chain<'_, '_> {
 }
 
 // SAFETY: as `Counted`.
-unsafe impl comm_core::IntoBufMut<Bomb> for Chain<'_, '_> {
+unsafe impl comm_core::IntoBufMut<Foreign> for Chain<'_, '_> {
     fn buf_mut(&mut self) -> Result<comm_core::RawBufMut> {
         self.0.buf_mut()
     }

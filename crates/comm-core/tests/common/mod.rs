@@ -114,14 +114,14 @@ impl Drop for Counted {
 unsafe impl IntoBuf<Foreign> for Counted {
     type Elem = u32;
     fn buf(&self) -> Result<RawBuf> {
-        (&self.data).buf()
+        self.data.buf()
     }
 }
 
 // SAFETY: as above; `&mut self` is exclusive.
 unsafe impl IntoBufMut<Foreign> for Counted {
     fn buf_mut(&mut self) -> Result<RawBufMut> {
-        (&mut self.data).buf_mut()
+        self.data.buf_mut()
     }
 }
 
