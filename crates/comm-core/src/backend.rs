@@ -309,7 +309,8 @@ pub trait Pending: Send {
     fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>>;
 
     /// Registers who is woken when the operation is done. Replaces an earlier waker. If it is done
-    /// already, wakes at once.
+    /// already, wakes at once. No lock of the backend is held while it wakes, and a waker is not kept
+    /// after completion: waking polls, and the waker keeps the communicator alive.
     fn set_waker(&mut self, waker: &Waker);
 
     /// Ends the operation. After it returns no thread, DMA engine or peer touches its buffers; where
