@@ -309,7 +309,8 @@ pub trait Pending: Send {
     fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>>;
 
     /// Registers who is woken when the operation is done. Replaces an earlier waker. If it is done
-    /// already, wakes at once.
+    /// already, wakes at once. No lock of the backend is held while it wakes, and a waker is not kept
+    /// after completion: waking polls, and the waker keeps the communicator alive.
     fn set_waker(&mut self, waker: &Waker);
 
     /// Ends the operation. After it returns no thread, DMA engine or peer touches its buffers; where
@@ -371,6 +372,8 @@ impl ReconfigureRequest {
 /// call and its completion, never after an error was reported or `cancel` returned, and written
 /// only where the operation says so; and dropping a [`Pending`] without completion keeps this promise
 /// as long as the caller keeps the buffers alive until the backend's `close` or `finalize`.
+/// `start` and the methods of [`Pending`] do not unwind while an operation is in flight: the process is
+/// aborted if one does, because borrowed buffers could not be protected.
 pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// What this is.
     fn info(&self) -> &BackendInfo;

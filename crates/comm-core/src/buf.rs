@@ -141,7 +141,10 @@ pub unsafe trait IntoBufMut<M = Host>: IntoBuf<M> {
 
 /// Memory for which the synchronous form is sound on asynchronous devices.
 ///
-/// On the CPU a synchronous call returns when the operation is done, so all host memory has it.
+/// On the CPU a synchronous call returns when the operation is done, so all borrowed host memory has it.
+/// Owned host memory has it not: a synchronous call would drop the result, and arrays are `Copy`, so that
+/// `comm.recv(x, 0)` instead of `comm.recv(&mut x, 0)` would compile and leave `x` unchanged (clippy even
+/// proposed it). Handles of device memory that a caller keeps clones of may well have it.
 ///
 /// # Safety
 ///
@@ -166,8 +169,6 @@ macro_rules! readable {
                 Ok(host_buf(&self[..]))
             }
         }
-        // SAFETY: host memory; synchronous calls on the CPU finish before they return.
-        unsafe impl<T: Pod, $($g)*> StreamOrdered<Host> for $t {}
     )*};
 }
 
@@ -185,11 +186,29 @@ macro_rules! writable {
     };
 }
 
+macro_rules! borrowed {
+    ($([$($g:tt)*] $t:ty;)*) => {$(
+        // SAFETY: host memory; synchronous calls on the CPU finish before they return.
+        unsafe impl<T: Pod, $($g)*> StreamOrdered<Host> for $t {}
+    )*};
+}
+
 readable! {
     [] &[T];
     [] &Vec<T>;
     [] &Box<[T]>;
     [const N: usize] &[T; N];
+}
+
+borrowed! {
+    [] &[T];
+    [] &Vec<T>;
+    [] &Box<[T]>;
+    [const N: usize] &[T; N];
+    [] &mut [T];
+    [] &mut Vec<T>;
+    [] &mut Box<[T]>;
+    [const N: usize] &mut [T; N];
 }
 
 writable! {
@@ -265,7 +284,7 @@ mod tests {
     #[test]
     fn overlap_is_by_bytes_and_empty_ranges_never_overlap() {
         let mut x = [0u32; 8];
-        let all = (&mut x).buf_mut().unwrap();
+        let all = x.buf_mut().unwrap();
         let (a, b) = (all.slice(0, 16), all.slice(16, 16));
         assert!(!a.overlaps(&b.as_const()));
         assert!(all.overlaps(&b.as_const()));

@@ -1,9 +1,12 @@
 //! [`HostBackend`]: the safe way to write a backend. Bytes in, bytes out.
 //!
-//! [`host_backend`] adapts one to [`Backend`]. Asynchronous operations run one after the other, in
-//! the order of their calls, on one worker thread of the adapter.
+//! [`host_backend`] adapts one to [`Backend`]. Asynchronous operations run on threads of the adapter, in
+//! lanes: collectives one after the other in the order of their calls, point-to-point messages one after
+//! the other per peer, direction and tag, batches each on their own. Lanes do not wait for each other, so
+//! that receives may be posted before the sends that bring their messages about.
 
-use std::collections::VecDeque;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -26,7 +29,8 @@ use crate::time::{Clock, Time};
 ///
 /// Implement what you can; what is left out answers `Unsupported`, and [`supports`](Self::supports)
 /// must say the same. Arguments are validated before they get here. Methods may be called from the
-/// caller's thread and from the adapter's worker.
+/// caller's thread and from threads of the adapter, several at a time; a collective that is called
+/// asynchronously runs after those called so before it.
 pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
     /// What this is.
     fn info(&self) -> &BackendInfo;
@@ -115,20 +119,40 @@ pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
 
 /// Makes a [`Backend`] of a [`HostBackend`].
 pub fn host_backend<B: HostBackend>(backend: B) -> Arc<dyn Backend> {
-    let shared = Arc::new(Shared { backend, queue: Mutex::default(), ready: Condvar::new() });
-    Arc::new(Adapter { shared, worker: Mutex::new(false) })
+    Arc::new(Adapter { shared: Arc::new(Shared { backend, lanes: Mutex::default() }) })
+}
+
+/// Operations of one lane run in the order of their calls.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Lane {
+    Collective,
+    Send(usize, u32),
+    Recv(usize, u32),
+    /// A batch's messages are ordered by their own numbers.
+    Batch(u64),
+}
+
+impl Lane {
+    const fn of(op: &P2pOp) -> Self {
+        match *op {
+            P2pOp::Send { peer, tag, .. } => Self::Send(peer, tag),
+            P2pOp::Recv { peer, tag, .. } => Self::Recv(peer, tag),
+        }
+    }
+
+    const fn of_request(request: &OpRequest, op_id: u64) -> Self {
+        match request {
+            OpRequest::P2p(op) => Self::of(op),
+            OpRequest::Batch(_) => Self::Batch(op_id),
+            _ => Self::Collective,
+        }
+    }
 }
 
 struct Shared<B> {
     backend: B,
-    queue: Mutex<Queue>,
-    ready: Condvar,
-}
-
-#[derive(Default)]
-struct Queue {
-    jobs: VecDeque<Job>,
-    closed: bool,
+    /// What waits behind the job that a lane's thread runs. A lane is here exactly as long as it has a thread.
+    lanes: Mutex<HashMap<Lane, VecDeque<Job>>>,
 }
 
 struct Job {
@@ -170,19 +194,11 @@ impl Cell {
 
 struct Adapter<B> {
     shared: Arc<Shared<B>>,
-    worker: Mutex<bool>,
 }
 
 impl<B: HostBackend> fmt::Debug for Adapter<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("HostBackend").field(&self.shared.backend).finish()
-    }
-}
-
-impl<B> Drop for Adapter<B> {
-    fn drop(&mut self) {
-        self.shared.queue.lock().closed = true;
-        self.shared.ready.notify_all();
     }
 }
 
@@ -218,7 +234,7 @@ impl<B: HostBackend> Shared<B> {
     /// As [`Backend::run`].
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
         let b = &self.backend;
-        // SAFETY (whole function): the caller lends the request's buffers until we return; the communicator
+        // SAFETY: for the whole function, the caller lends the request's buffers until we return; the communicator
         // made sure that they are disjoint unless in place, and in-place pairs are never borrowed twice here.
         unsafe {
             match request {
@@ -281,52 +297,71 @@ impl<B: HostBackend> Shared<B> {
         }
     }
 
-    /// Sends run beside the receives, so that two ranks that send to each other cannot block.
+    /// Each lane of the batch has a thread, so that neither two ranks that send to each other nor a ring of
+    /// them can block, even where a send waits for its receiver.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
     unsafe fn batch(&self, ops: &[P2pOp], call: &CallInfo<'_>) -> Result<()> {
-        let is_send = |m: &&P2pOp| matches!(m, P2pOp::Send { .. });
+        let mut lanes: Vec<Lane> = Vec::new();
+        for lane in ops.iter().map(Lane::of) {
+            if !lanes.contains(&lane) {
+                lanes.push(lane);
+            }
+        }
+        let run = |lane: Lane| {
+            // SAFETY: lent by the caller; entries of a batch are disjoint.
+            ops.iter().filter(|m| Lane::of(m) == lane).try_for_each(|m| unsafe { self.p2p(m, call) })
+        };
+        let Some((own, others)) = lanes.split_first() else { return Ok(()) };
         std::thread::scope(|s| {
-            let sends = s.spawn(|| {
-                // SAFETY: lent by the caller; entries of a batch are disjoint.
-                ops.iter().filter(is_send).try_for_each(|m| unsafe { self.p2p(m, call) })
-            });
-            // SAFETY: as above.
-            let recvs = ops.iter().filter(|m| !is_send(m)).try_for_each(|m| unsafe { self.p2p(m, call) });
-            let sends = sends.join().unwrap_or_else(|_| Err(panicked()));
-            sends.and(recvs)
+            let spawn = |lane: &Lane| {
+                let lane = *lane;
+                std::thread::Builder::new().spawn_scoped(s, move || run(lane))
+            };
+            let others: Vec<_> = others.iter().map(spawn).collect();
+            let own = run(*own);
+            others.into_iter().fold(own, |first, other| {
+                let r = match other {
+                    Ok(t) => t.join().unwrap_or_else(|_| Err(panicked())),
+                    Err(e) => Err(Error::io("starting a thread for a batch", &e)),
+                };
+                first.and(r)
+            })
         })
     }
 
-    fn work(&self) {
+    /// Runs a lane until nothing waits in it.
+    fn work(&self, lane: Lane, first: Job) {
+        let mut job = first;
         loop {
-            let job = {
-                let mut q = self.queue.lock();
-                loop {
-                    if let Some(j) = q.jobs.pop_front() {
-                        break j;
-                    }
-                    if q.closed {
-                        return;
-                    }
-                    self.ready.wait(&mut q);
+            self.work_one(&job);
+            let mut lanes = self.lanes.lock();
+            let Entry::Occupied(mut waiting) = lanes.entry(lane) else { return };
+            match waiting.get_mut().pop_front() {
+                Some(next) => job = next,
+                None => {
+                    waiting.remove();
+                    return;
                 }
-            };
-            {
-                let mut s = job.cell.state.lock();
-                if s.cancelled {
-                    continue;
-                }
-                s.running = true;
             }
-            let call = CallInfo::new(job.desc, job.numbers.0, job.numbers.1, job.timeout).hints(&job.hints);
-            // SAFETY: `Backend::start`'s caller lends the buffers until completion or `cancel`; `cancel` waits
-            // while `running` is set.
-            let r = catch_unwind(AssertUnwindSafe(|| unsafe { self.run(&job.request, &call) }));
-            job.cell.finish(r.unwrap_or_else(|_| Err(panicked())));
         }
+    }
+
+    fn work_one(&self, job: &Job) {
+        {
+            let mut s = job.cell.state.lock();
+            if s.cancelled {
+                return;
+            }
+            s.running = true;
+        }
+        let call = CallInfo::new(job.desc, job.numbers.0, job.numbers.1, job.timeout).hints(&job.hints);
+        // SAFETY: `Backend::start`'s caller lends the buffers until completion or `cancel`; `cancel` waits
+        // while `running` is set.
+        let r = catch_unwind(AssertUnwindSafe(|| unsafe { self.run(&job.request, &call) }));
+        job.cell.finish(r.unwrap_or_else(|_| Err(panicked())));
     }
 }
 
@@ -409,16 +444,6 @@ unsafe impl<B: HostBackend> Backend for Adapter<B> {
     }
 
     unsafe fn start(&self, request: OpRequest, call: &CallInfo<'_>) -> Result<Box<dyn Pending>> {
-        let mut started = self.worker.lock();
-        if !*started {
-            let shared = Arc::clone(&self.shared);
-            std::thread::Builder::new()
-                .name(format!("{}-async", self.info().name))
-                .spawn(move || shared.work())
-                .map_err(|e| Error::io("starting the worker thread for asynchronous operations", &e))?;
-            *started = true;
-        }
-        drop(started);
         let cell = Arc::new(Cell::default());
         let job = Job {
             request,
@@ -428,8 +453,18 @@ unsafe impl<B: HostBackend> Backend for Adapter<B> {
             hints: call.hints.to_vec(),
             cell: Arc::clone(&cell),
         };
-        self.shared.queue.lock().jobs.push_back(job);
-        self.shared.ready.notify_one();
+        let lane = Lane::of_request(&job.request, call.op_id);
+        match self.shared.lanes.lock().entry(lane) {
+            Entry::Occupied(mut waiting) => waiting.get_mut().push_back(job),
+            Entry::Vacant(free) => {
+                let shared = Arc::clone(&self.shared);
+                std::thread::Builder::new()
+                    .name(format!("{}-async", self.info().name))
+                    .spawn(move || shared.work(lane, job))
+                    .map_err(|e| Error::io("starting a thread for an asynchronous operation", &e))?;
+                free.insert(VecDeque::new());
+            }
+        }
         Ok(Box::new(HostPending { cell, clock: Arc::clone(self.clock()) }))
     }
 

@@ -15,7 +15,7 @@ use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 use crate::dtype::{DType, E4M3, E5M2, Element, Pod};
-use crate::reduce::{CustomFold, Reducer};
+use crate::reduce::{CustomFold, Reducer, normalize_bools};
 
 /// A reduce operator chosen at run time; the currency of the `_dyn` calls, descriptors and errors.
 ///
@@ -312,7 +312,7 @@ where
 {
     fn reducer(&self) -> Reducer {
         let fold = Arc::clone(&self.fold);
-        Reducer::from_fold(ReduceOp::Custom, self.commutative, fold, size_of::<T>()).with_dtype(T::DTYPE)
+        Reducer::from_fold(ReduceOp::Custom, self.commutative, fold, size_of::<T>().max(1)).with_dtype(T::DTYPE)
     }
 }
 
@@ -347,6 +347,11 @@ where
     F: Fn(&mut [T], &[T]) + Send + Sync + 'static,
 {
     fn fold(&self, acc: &mut [u8], x: &mut [u8]) {
+        if T::DTYPE == DType::Bool {
+            // What a peer sent may be no `bool`s, and the function gets references to them.
+            normalize_bools(acc);
+            normalize_bools(x);
+        }
         with_values::<T>(acc, |a| with_values::<T>(x, |b| (self.fold)(a, b)));
     }
 }
@@ -387,7 +392,7 @@ mod tests {
     fn custom_folds_unaligned_memory() {
         let op = custom(|a: &mut [u32], b: &[u32]| a.iter_mut().zip(b).for_each(|(a, b)| *a ^= b), true);
         let r = Operator::<u32>::reducer(&op);
-        let mut mem = vec![0u8; 17];
+        let mut mem = [0u8; 17];
         mem[1..5].copy_from_slice(&7u32.to_ne_bytes());
         let mut x = 5u32.to_ne_bytes();
         r.fold(&mut mem[1..5], &mut x);

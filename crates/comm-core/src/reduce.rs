@@ -298,18 +298,18 @@ fn map<T: Lane>(buf: &mut [u8], f: impl Fn(T) -> T) {
     }
 }
 
-/// Minimum of floats that propagates NaN; of equal values (−0, +0) the first, so that a canonical
-/// operand order gives identical bits on all ranks.
-macro_rules! float_min {
+/// Whether the minimum of two floats is the first: NaN propagates, and of equal values (−0, +0) it is the
+/// first, so that a canonical operand order gives identical bits on all ranks.
+macro_rules! first_is_min {
     ($a:expr, $b:expr) => {{
         let (a, b) = ($a, $b);
-        if a <= b || a.is_nan() { a } else { b }
+        a <= b || a.is_nan()
     }};
 }
-macro_rules! float_max {
+macro_rules! first_is_max {
     ($a:expr, $b:expr) => {{
         let (a, b) = ($a, $b);
-        if a >= b || a.is_nan() { a } else { b }
+        a >= b || a.is_nan()
     }};
 }
 
@@ -334,8 +334,9 @@ fn kernel(op: ReduceOp, dtype: DType) -> Kernel {
             match op {
                 ReduceOp::Sum | ReduceOp::Avg => |a, x| zip::<$t>(a, x, |u, v| $narrow($wide(u) + $wide(v))),
                 ReduceOp::Prod => |a, x| zip::<$t>(a, x, |u, v| $narrow($wide(u) * $wide(v))),
-                ReduceOp::Min => |a, x| zip::<$t>(a, x, |u, v| $narrow(float_min!($wide(u), $wide(v)))),
-                ReduceOp::Max => |a, x| zip::<$t>(a, x, |u, v| $narrow(float_max!($wide(u), $wide(v)))),
+                // The operand itself, not its way through the wide type and back, which saturates infinities.
+                ReduceOp::Min => |a, x| zip::<$t>(a, x, |u, v| if first_is_min!($wide(u), $wide(v)) { u } else { v }),
+                ReduceOp::Max => |a, x| zip::<$t>(a, x, |u, v| if first_is_max!($wide(u), $wide(v)) { u } else { v }),
                 _ => no_kernel,
             }
         };

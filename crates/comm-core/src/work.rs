@@ -9,8 +9,9 @@ use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context as TaskContext, Poll, Wake, Waker};
 use std::time::Duration;
@@ -21,6 +22,7 @@ use crate::backend::{Form, Pending};
 use crate::buf::RawBufMut;
 use crate::comm::CommInner;
 use crate::comm::ticket::Numbers;
+use crate::device::DeviceKind;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Phase, Result};
 use crate::observe::Event;
@@ -137,23 +139,45 @@ impl Core {
     /// Polls the backend unless somebody else holds it; nobody's notification is lost.
     pub(crate) fn try_finish(&self) {
         self.notified.store(true, Ordering::Release);
-        while self.notified.load(Ordering::Acquire) && !self.is_done() {
+        loop {
+            // Pairs with the fence of whoever holds `pending`: either we find it free, or the holder, who looks
+            // at `notified` after letting go, finds our notification. Without the fences both could read old values.
+            fence(Ordering::SeqCst);
+            if !self.notified.load(Ordering::Acquire) || self.is_done() {
+                return;
+            }
             let Some(mut slot) = self.pending.try_lock() else { return };
             while self.notified.swap(false, Ordering::AcqRel) {
                 if let Some(p) = slot.as_mut()
                     && let Poll::Ready(r) = p.poll()
                 {
-                    self.complete(&mut slot, r);
+                    self.complete(slot, r);
                     return;
                 }
             }
         }
     }
 
+    /// The backend's object, or nothing if somebody else holds it until `until`.
+    fn enter(&self, until: Option<Time>) -> Option<MutexGuard<'_, Option<Box<dyn Pending>>>> {
+        let Some(t) = until else { return Some(self.pending.lock()) };
+        loop {
+            if let Some(slot) = self.pending.try_lock() {
+                return Some(slot);
+            }
+            // The holder may be waiting for longer than we may.
+            let left = t.since(self.comm.clock().now());
+            if self.is_done() || left.is_zero() {
+                return None;
+            }
+            self.comm.clock().sleep(left.min(Duration::from_micros(100)));
+        }
+    }
+
     /// Waits until done or `until`; drives the backend. True when done.
     pub(crate) fn wait(&self, until: Option<Time>) -> bool {
         while !self.is_done() {
-            let mut slot = self.pending.lock();
+            let Some(mut slot) = self.enter(until) else { return self.is_done() };
             if self.is_done() {
                 break;
             }
@@ -164,9 +188,11 @@ impl Core {
                 continue;
             };
             match p.wait(until) {
-                Poll::Ready(r) => self.complete(&mut slot, r),
+                Poll::Ready(r) => self.complete(slot, r),
                 Poll::Pending => {
                     drop(slot);
+                    // As in `try_finish`.
+                    fence(Ordering::SeqCst);
                     if self.notified.load(Ordering::Acquire) {
                         self.try_finish();
                     }
@@ -179,34 +205,62 @@ impl Core {
         true
     }
 
-    fn complete(&self, slot: &mut MutexGuard<'_, Option<Box<dyn Pending>>>, result: Result<()>) {
-        if result.is_ok() {
-            for b in &self.bools {
-                // SAFETY: the backend reported completion and touches the buffer no more; the record (`keep`)
-                // or the scope still holds it; nobody else has seen the completion yet.
-                normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
-            }
-        }
+    /// Runs exactly once: whoever gets here took the object out of `pending` with its lock held.
+    fn complete(&self, mut slot: MutexGuard<'_, Option<Box<dyn Pending>>>, result: Result<()>) {
+        // SAFETY: the backend reported completion and touches the buffers no more; the record (`keep`)
+        // or the scope still holds them; nobody else has seen the completion yet.
+        unsafe { normalize_all(&self.bools) };
         let now = self.comm.clock().now();
         let result = result.map_err(|e| self.comm.locate(e, &self.numbers));
-        self.comm.report_end(&self.numbers, self.form, &result, now);
+        // Contained already, except for destructors of observers that have just been unregistered.
+        contained("an observer", || self.comm.report_end(&self.numbers, self.form, &result, now));
         let _ = self.outcome.set((result, now));
-        **slot = None;
-        self.done.store(true, Ordering::Release);
-        // The buffer now belongs to the handle alone; if that is gone it is freed here.
-        drop(self.keep.lock().take());
+        *slot = None;
+        // Before user code runs: it may finalize, which waits for all that is in this table.
         self.comm.inflight.lock().remove(&self.numbers.op_id);
-        if let Some(w) = self.user.lock().take() {
-            w.wake();
-        }
+        self.done.store(true, Ordering::Release);
+        drop(slot);
+        // From here on user code, without a lock held. It runs on the backend's thread, which must survive it.
+        let (keep, waker) = (self.keep.lock().take(), self.user.lock().take());
+        // The buffer now belongs to the handle alone; if that is gone it is freed here.
+        contained("the destructor of a buffer", || drop(keep));
+        contained("a waker", || waker.into_iter().for_each(Waker::wake));
     }
 
     fn set_user_waker(&self, w: &Waker) {
-        *self.user.lock() = Some(w.clone());
+        let new = w.clone();
+        // The old one is dropped after the lock: its destructor is user code.
+        let _old = self.user.lock().replace(new);
     }
 
     fn duration(&self) -> Option<Duration> {
         self.outcome.get().map(|(_, t)| t.since(self.numbers.called))
+    }
+}
+
+/// Ends the process if it is dropped: stands where unwinding would give borrowed memory back to safe code while
+/// a backend still works on it. Only a backend or clock that panics gets there; user code is contained.
+pub(crate) struct AbortOnUnwind;
+
+impl AbortOnUnwind {
+    pub(crate) fn defuse(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for AbortOnUnwind {
+    fn drop(&mut self) {
+        tracing::error!("a backend or clock panicked while an operation was in flight; aborting the process");
+        std::process::abort();
+    }
+}
+
+/// Runs user code that must not unwind into a backend.
+fn contained(what: &str, f: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(f)) {
+        tracing::error!("{what} panicked; ignored");
+        // Its destructor could panic again.
+        std::mem::forget(panic);
     }
 }
 
@@ -336,12 +390,14 @@ impl<X> Work<X> {
     /// The error, if it has failed.
     #[must_use]
     pub fn error(&self) -> Option<Error> {
+        self.core.try_finish();
         self.core.outcome().and_then(|r| r.clone().err())
     }
 
     /// Time from call to completion, once done.
     #[must_use]
     pub fn duration(&self) -> Option<Duration> {
+        self.core.try_finish();
         self.core.duration()
     }
 
@@ -451,7 +507,8 @@ impl CommInner {
         }
         if self.observers.any() {
             let call = self.call_view(n, form);
-            let elapsed = now.since(n.called);
+            // An observer that came in the middle of a call that nobody timed.
+            let elapsed = if n.called == Time::default() { Duration::ZERO } else { now.since(n.called) };
             match result {
                 Ok(()) => self.observers.event(&Event::Completed { call, elapsed }, now),
                 Err(error) => self.observers.event(&Event::Failed { call, elapsed, error }, now),
@@ -474,11 +531,12 @@ impl CommInner {
     }
 }
 
-/// The outputs of a request whose bytes must be normalised.
+/// The outputs of a request whose bytes must be normalised, whatever the outcome: after an error too the
+/// caller gets a buffer of `bool`s back.
 pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut> {
     use crate::backend::{OpRequest as R, P2pOp};
     fn is_bool(b: &&RawBufMut) -> bool {
-        b.dtype() == DType::Bool && b.device() == crate::Device::CPU
+        b.dtype() == DType::Bool && b.device().kind == DeviceKind::Cpu && b.bytes() > 0
     }
     let one = |b: &RawBufMut| Some(b).filter(is_bool).copied().into_iter().collect();
     match request {
@@ -492,9 +550,26 @@ pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut
             .filter(is_bool)
             .copied()
             .collect(),
+        // In place the whole buffer is writable, and what surrounds the result is scratch. The pointer came from
+        // a mutable range.
+        R::ReduceScatter { input, output, .. } if output.overlaps(input) => {
+            one(&RawBufMut::new(input.ptr().cast_mut(), input.bytes(), input.dtype(), input.device()))
+        }
         // Reductions store 0 and 1 themselves, but a copy of a world of one does not pass through them.
         R::AllReduce { output, .. } | R::AllGather { output, .. } | R::ReduceScatter { output, .. } => one(output),
         R::Reduce { output: Some(o), .. } => one(o),
         _ => Vec::new(),
+    }
+}
+
+/// Makes the bytes of these outputs valid `bool`s.
+///
+/// # Safety
+///
+/// The ranges are valid and nobody else uses them.
+pub(crate) unsafe fn normalize_all(outputs: &[RawBufMut]) {
+    for b in outputs {
+        // SAFETY: by the caller's promise; `bool_outputs` leaves empty ranges out, whose pointer may be anything.
+        normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
     }
 }

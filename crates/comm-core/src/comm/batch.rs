@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::sync::Arc;
 
 use crate::backend::{OpRequest, P2pOp};
 use crate::buf::{IntoBuf, IntoBufMut, RawBuf, RawBufMut};
@@ -9,7 +10,7 @@ use crate::comm::ops::{Prepared, With};
 use crate::desc::{OpDesc, Operation};
 use crate::dtype::{DType, Pod};
 use crate::error::{Error, Result};
-use crate::work::Work;
+use crate::work::{Hold, Work};
 
 /// One entry of a batch, for inspection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +62,13 @@ impl<'c> Entries<'c> {
     pub(super) fn send(&mut self, buf: Result<RawBuf>, dst: usize) -> Result<()> {
         let buf = buf?;
         super::check::rank_in_range("destination", dst, self.with.size())?;
+        super::check::reachable(&buf, self.with.comm.device())?;
+        let clash = self.list.iter().position(|e| matches!(e, Entry::Recv(b, ..) if b.overlaps(&buf)));
+        if let Some(i) = clash {
+            return Err(Error::invalid(format!(
+                "the send buffer overlaps the receive buffer of entry {i} of this batch"
+            )));
+        }
         self.list.push(Entry::Send(buf, dst, self.with.options.tag));
         Ok(())
     }
@@ -68,6 +76,7 @@ impl<'c> Entries<'c> {
     pub(super) fn recv(&mut self, buf: Result<RawBufMut>, src: usize) -> Result<()> {
         let buf = buf?;
         super::check::rank_in_range("source", src, self.with.size())?;
+        super::check::reachable(&buf.as_const(), self.with.comm.device())?;
         let clash = self.list.iter().position(|e| match e {
             Entry::Send(b, ..) => buf.overlaps(b),
             Entry::Recv(b, ..) => buf.overlaps(&b.as_const()),
@@ -171,14 +180,24 @@ impl<'c, 'a> Batch<'c, 'a> {
 }
 
 /// Finds a buffer of an [`AsyncBatch`] in its [`BatchBuffers`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct BatchSlot<X> {
     index: usize,
     kind: PhantomData<fn() -> X>,
 }
 
+// Not derived: that would ask for `X: Copy`, which no buffer is.
+impl<X> Clone for BatchSlot<X> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<X> Copy for BatchSlot<X> {}
+
 /// The buffers of an [`AsyncBatch`], given back by its work.
-pub struct BatchBuffers(Vec<Option<Box<dyn Any + Send>>>);
+// Each lies in a `Hold` of its own and not in a `Box`: the operation writes through pointers into it
+// while the list moves, and moving a `Box` claims exclusive access to what it points to.
+pub struct BatchBuffers(Vec<Option<Arc<dyn Any + Send + Sync>>>);
 
 impl std::fmt::Debug for BatchBuffers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -188,8 +207,12 @@ impl std::fmt::Debug for BatchBuffers {
 
 impl BatchBuffers {
     /// Takes a buffer out; `None` when it was taken before.
-    pub fn take<X: 'static>(&mut self, slot: BatchSlot<X>) -> Option<X> {
-        self.0.get_mut(slot.index)?.take()?.downcast::<X>().ok().map(|b| *b)
+    pub fn take<X: Send + 'static>(&mut self, slot: BatchSlot<X>) -> Option<X> {
+        // A slot of another batch takes nothing.
+        let hold = self.0.get_mut(slot.index)?.take_if(|h| h.is::<Hold<X>>())?.downcast::<Hold<X>>().ok()?;
+        // SAFETY: users get this list from the batch's work, when the messages are complete; `&mut self` and
+        // the entry that was just taken out make this the only access.
+        unsafe { hold.take() }
     }
 }
 
@@ -221,9 +244,7 @@ impl<'c> AsyncBatch<'c> {
     ///
     /// `InvalidArgument` for a rank out of range.
     pub fn send<M, B: IntoBuf<M> + Send + 'static>(&mut self, buf: B, dst: usize) -> Result<BatchSlot<B>> {
-        let boxed = Box::new(buf);
-        self.entries.send(boxed.buf(), dst)?;
-        Ok(self.keep(boxed))
+        self.add(buf, |entries, b| entries.send(b.buf(), dst))
     }
 
     /// Adds a receive.
@@ -232,15 +253,20 @@ impl<'c> AsyncBatch<'c> {
     ///
     /// `InvalidArgument` for a rank out of range.
     pub fn recv<M, B: IntoBufMut<M> + Send + 'static>(&mut self, buf: B, src: usize) -> Result<BatchSlot<B>> {
-        let mut boxed = Box::new(buf);
-        self.entries.recv(boxed.buf_mut(), src)?;
-        Ok(self.keep(boxed))
+        self.add(buf, |entries, b| entries.recv(b.buf_mut(), src))
     }
 
-    fn keep<B: Send + 'static>(&mut self, boxed: Box<B>) -> BatchSlot<B> {
+    fn add<B: Send + 'static>(
+        &mut self,
+        buf: B,
+        enter: impl FnOnce(&mut Entries<'c>, &mut B) -> Result<()>,
+    ) -> Result<BatchSlot<B>> {
+        let hold = Hold::new(buf);
+        // SAFETY: nothing has started and nobody else knows the cell.
+        unsafe { hold.with(|b| enter(&mut self.entries, b)) }.unwrap_or(Ok(()))?;
         let index = self.buffers.0.len();
-        self.buffers.0.push(Some(boxed));
-        BatchSlot { index, kind: PhantomData }
+        self.buffers.0.push(Some(hold));
+        Ok(BatchSlot { index, kind: PhantomData })
     }
 
     /// Sets the tag of the messages that are added after this.

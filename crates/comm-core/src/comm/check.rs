@@ -1,14 +1,37 @@
 //! The one place where arguments are validated.
 
+use crate::backend::OpRequest;
 use crate::buf::{RawBuf, RawBufMut};
+use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::reduce::Reducer;
 
 pub(super) fn rank_in_range(what: &str, rank: usize, size: usize) -> Result<()> {
     if rank < size {
         return Ok(());
     }
-    Err(Error::invalid(format!("{what} {rank} is out of range: this communicator has ranks 0 to {}", size - 1)))
+    let Some(last) = size.checked_sub(1) else { return no_members() };
+    Err(Error::invalid(format!("{what} {rank} is out of range: this communicator has ranks 0 to {last}")))
+}
+
+/// The answer of a dynamic communicator that has not been filled yet.
+pub(super) fn no_members<T>() -> Result<T> {
+    Err(Error::invalid("this communicator has no members yet; call `reconfigure` first"))
+}
+
+/// A typed operator is made for the element type by the compiler, but `Operator` may be implemented by anybody.
+pub(super) fn reducible(buf: &RawBuf, reducer: &Reducer) -> Result<()> {
+    if reducer.dtype() == buf.dtype() && buf.bytes().is_multiple_of(reducer.unit()) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "the operator works on {} in units of {} bytes, but the buffer has {} bytes of {}",
+        reducer.dtype(),
+        reducer.unit(),
+        buf.bytes(),
+        buf.dtype()
+    )))
 }
 
 pub(super) fn same_dtype(a: DType, b: DType) -> Result<()> {
@@ -26,22 +49,68 @@ pub(super) fn counts(what: &str, have: usize, rule: &str, want: usize) -> Result
     Err(Error::invalid(format!("{what} has {have} elements but must have {want} ({rule})")))
 }
 
-/// `None` where the product overflows: no buffer is that long.
+/// Saturates where the product overflows: no buffer is that long.
 pub(super) fn times(count: usize, size: usize) -> usize {
-    count.checked_mul(size).unwrap_or(usize::MAX)
+    count.saturating_mul(size)
 }
 
-pub(super) fn divides(what: &str, count: usize, size: usize) -> Result<usize> {
-    if count.is_multiple_of(size) {
+/// Wire elements of one rank's share of `count`. Values of `unit` bytes (a user's struct) are not cut.
+pub(super) fn divides(what: &str, count: usize, dtype: DType, unit: usize, size: usize) -> Result<usize> {
+    if size == 0 {
+        return no_members();
+    }
+    let per_value = (unit / dtype.size()).max(1);
+    let values = count / per_value;
+    if count.is_multiple_of(per_value) && values.is_multiple_of(size) {
         return Ok(count / size);
     }
     Err(Error::invalid(format!(
-        "{what} has {count} elements, which {size} ranks cannot share evenly; pad it to {}",
-        count.next_multiple_of(size)
+        "{what} has {values} elements, which {size} ranks cannot share evenly; pad it to {}",
+        values.next_multiple_of(size)
     )))
 }
 
-/// Input and output must be disjoint, or in place at byte `at` of the larger one.
+/// A communicator of host memory cannot take device memory: its backend would follow a pointer that the host
+/// must not. (The other way round is the backend's to say.)
+pub(super) fn reachable(buf: &RawBuf, device: Device) -> Result<()> {
+    if device.kind != DeviceKind::Cpu || buf.device().kind == DeviceKind::Cpu {
+        return Ok(());
+    }
+    Err(Error::invalid(format!(
+        "a buffer lies on {} but this communicator works on {device} memory; copy it there, or use a communicator of that device",
+        buf.device()
+    )))
+}
+
+/// What all collective requests must satisfy; point-to-point calls ask before they take a number.
+pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Result<()> {
+    use OpRequest as R;
+    if size == 0 {
+        return no_members();
+    }
+    if let R::AllReduce { input, reducer, .. }
+    | R::Reduce { input, reducer, .. }
+    | R::ReduceScatter { input, reducer, .. } = request
+    {
+        reducible(input, reducer)?;
+    }
+    match request {
+        R::P2p(_) | R::Batch(_) | R::Barrier => Ok(()),
+        R::Broadcast { buf, .. } => reachable(&buf.as_const(), device),
+        R::AllReduce { input, output, .. }
+        | R::AllGather { input, output }
+        | R::ReduceScatter { input, output, .. } => {
+            reachable(input, device)?;
+            reachable(&output.as_const(), device)
+        }
+        R::Reduce { input, output, .. } => {
+            reachable(input, device)?;
+            output.as_ref().map_or(Ok(()), |o| reachable(&o.as_const(), device))
+        }
+    }
+}
+
+/// Input and output must be disjoint.
 pub(super) fn disjoint(input: &RawBuf, output: &RawBufMut) -> Result<()> {
     if output.overlaps(input) {
         return Err(Error::invalid(

@@ -392,6 +392,8 @@ impl Communicator {
             return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(Some(&desc), None)));
         }
         let start = i.clock().now();
+        // Asked first: ending the backend may put its failure away.
+        let failed = i.backend.failure().map_or(Ok(()), Err);
         let drained = i.drain(start.after(timeout));
         let left = timeout.saturating_sub(i.clock().now().since(start));
         let ended = i.backend.finalize(left);
@@ -399,7 +401,8 @@ impl Communicator {
         if i.observers.any() {
             i.observers.event(&Event::Finalized { comm: &i.name }, i.clock().now());
         }
-        drained
+        failed
+            .and(drained)
             .and(ended)
             .map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
     }

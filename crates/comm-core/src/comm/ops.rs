@@ -17,7 +17,7 @@ use crate::observe::CallNumber;
 use crate::op::{Operator, ReduceOp};
 use crate::options::{CORE_HINTS, CallOptions, check_hints};
 use crate::reduce::Reducer;
-use crate::work::{Core, Hold, Work, bool_outputs};
+use crate::work::{AbortOnUnwind, Core, Hold, Work, bool_outputs, normalize_all};
 
 /// A communicator together with options for single calls; see [`Communicator::with`].
 #[derive(Clone, Debug)]
@@ -73,14 +73,38 @@ impl<'c> With<'c> {
         inner.check_usable(&p.desc)?;
         let number = self.number_of(&p);
         let n = inner.number(p.desc, number, self.options.timeout, form != Form::Sync);
-        let admitted = p.request.and_then(|r| {
-            self.check_options()?;
-            inner.announce(&n, form)?;
-            Ok(r)
-        });
+        let request = match p.request {
+            Ok(r) => r,
+            Err(e) => return Err(inner.refuse(e, &n, form)),
+        };
+        let admitted = check::request(&request, self.size(), inner.device)
+            .and_then(|()| self.check_options())
+            .and_then(|()| inner.announce(&n, form));
         match admitted {
-            Ok(r) => Ok((n, r)),
-            Err(e) => Err(inner.refuse(e, &n, form)),
+            Ok(()) => Ok((n, request)),
+            Err(e) => {
+                let e = inner.refuse(e, &n, form);
+                if let OpRequest::Batch(list) = &request {
+                    self.refuse_messages(list, &e);
+                }
+                Err(e)
+            }
+        }
+    }
+
+    /// A batch has no number of its own, but its messages have taken theirs, and peers wait for them.
+    fn refuse_messages(&self, list: &[P2pOp], e: &Error) {
+        let reason = e.kind().to_string();
+        for m in list {
+            let (number, desc) = match *m {
+                P2pOp::Send { buf, peer, tag, seq } => {
+                    (CallNumber::P2p { peer, tag, seq }, describe(Operation::Send, &Ok(buf)))
+                }
+                P2pOp::Recv { buf, peer, tag, seq } => {
+                    (CallNumber::P2p { peer, tag, seq }, describe_mut(Operation::Recv, &Ok(buf)))
+                }
+            };
+            self.comm.inner().backend.refuse(&number, &desc, &reason);
         }
     }
 
@@ -90,17 +114,21 @@ impl<'c> With<'c> {
     pub(super) fn run(&self, p: Prepared) -> Result<()> {
         let inner = self.comm.inner();
         let (n, request) = self.admit(p, Form::Sync)?;
+        /// On success, after an error and when a user's operator panics, the caller sees only valid `bool`s.
+        struct Normalize(Vec<RawBufMut>);
+        impl Drop for Normalize {
+            fn drop(&mut self) {
+                // SAFETY: `run` made it from buffers that it holds exclusively until it returns, and drops it when
+                // the backend is done with them.
+                unsafe { normalize_all(&self.0) };
+            }
+        }
+        let bools = Normalize(bool_outputs(&request));
         // SAFETY: every public method that gets here holds its buffers borrowed (or exclusively owned)
         // until `run` returns, and `Backend::run` is done with them by then.
-        let mut result = unsafe { inner.backend.run(&request, &self.info(&n)) };
-        if result.is_ok() {
-            for b in bool_outputs(&request) {
-                // SAFETY: as above; the backend is done with the buffer.
-                crate::reduce::normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
-            }
-        } else {
-            result = result.map_err(|e| inner.locate(e, &n));
-        }
+        let result = unsafe { inner.backend.run(&request, &self.info(&n)) };
+        drop(bools);
+        let result = result.map_err(|e| inner.locate(e, &n));
         if inner.observers.any() || result.is_err() {
             inner.report_end(&n, Form::Sync, &result, inner.clock().now());
         }
@@ -125,7 +153,10 @@ impl<'c> With<'c> {
         // SAFETY: forwarded from the caller.
         match unsafe { inner.backend.start(request, &self.info(&n)) } {
             Ok(pending) => {
+                // The caller does not know the operation yet and could not wait for it.
+                let guard = AbortOnUnwind;
                 core.launch(pending);
+                guard.defuse();
                 Ok(core)
             }
             Err(e) => {
@@ -159,6 +190,7 @@ impl<'c> With<'c> {
     pub(super) fn p2p_send(&self, buf: Result<RawBuf>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("destination", peer, self.size())?;
+        check::reachable(&buf, self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
         self.comm.inner().check_usable(&OpDesc::new(Operation::Send))?;
@@ -169,6 +201,7 @@ impl<'c> With<'c> {
     pub(super) fn p2p_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("source", peer, self.size())?;
+        check::reachable(&buf.as_const(), self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
         self.comm.inner().check_usable(&OpDesc::new(Operation::Recv))?;
@@ -263,10 +296,11 @@ impl<'c> With<'c> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_all_gather_in_place(&self, buf: Result<RawBufMut>) -> Prepared {
+    /// `unit`: bytes of one value.
+    pub(super) fn prep_all_gather_in_place(&self, buf: Result<RawBufMut>, unit: usize) -> Prepared {
         let mut desc = describe_mut(Operation::AllGather, &buf);
         let request = buf.and_then(|output| {
-            let shard = check::divides("buffer", output.count(), self.size())?;
+            let shard = check::divides("buffer", output.count(), output.dtype(), unit, self.size())?;
             desc.count = shard as u64;
             let bytes = shard * output.dtype().size();
             Ok(OpRequest::AllGather { input: output.slice(self.comm.rank() * bytes, bytes).as_const(), output })
@@ -282,7 +316,8 @@ impl<'c> With<'c> {
     ) -> Prepared {
         let mut desc = with_redop(describe(Operation::ReduceScatter, &input), &reducer);
         let request = both(input, output).and_then(|(input, output)| {
-            desc.count = check::divides("input", input.count(), self.size())? as u64;
+            let reducer = reducer?;
+            desc.count = check::divides("input", input.count(), input.dtype(), reducer.unit(), self.size())? as u64;
             check::counts(
                 "output",
                 output.count(),
@@ -290,7 +325,7 @@ impl<'c> With<'c> {
                 desc.count as usize,
             )?;
             check::disjoint(&input, &output)?;
-            Ok(OpRequest::ReduceScatter { input, output, reducer: reducer? })
+            Ok(OpRequest::ReduceScatter { input, output, reducer })
         });
         Prepared { desc, request }
     }
@@ -298,11 +333,12 @@ impl<'c> With<'c> {
     pub(super) fn prep_reduce_scatter_in_place(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>) -> Prepared {
         let mut desc = with_redop(describe_mut(Operation::ReduceScatter, &buf), &reducer);
         let request = buf.and_then(|all| {
-            let shard = check::divides("buffer", all.count(), self.size())?;
+            let reducer = reducer?;
+            let shard = check::divides("buffer", all.count(), all.dtype(), reducer.unit(), self.size())?;
             desc.count = shard as u64;
             let bytes = shard * all.dtype().size();
             let output = all.slice(self.comm.rank() * bytes, bytes);
-            Ok(OpRequest::ReduceScatter { input: all.as_const(), output, reducer: reducer? })
+            Ok(OpRequest::ReduceScatter { input: all.as_const(), output, reducer })
         });
         Prepared { desc, request }
     }
@@ -521,7 +557,7 @@ operations! {
     /// `InvalidArgument` when the length does not divide by the world size.
     fn all_gather_in_place[M, B: IntoBufMut<M> + StreamOrdered<M>](&self, buf: B) -> Result<()> {
         let mut buf = buf;
-        self.run(self.prep_all_gather_in_place(buf.buf_mut()))
+        self.run(self.prep_all_gather_in_place(buf.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// Asynchronous [`all_gather_in_place`](Self::all_gather_in_place).
@@ -530,7 +566,7 @@ operations! {
     ///
     /// As [`all_gather_in_place`](Self::all_gather_in_place).
     fn all_gather_in_place_async[M, B: IntoBufMut<M> + Send + 'static](&self, buf: B) -> Result<Work<B>> {
-        self.launch(buf, |b| self.prep_all_gather_in_place(b.buf_mut()))
+        self.launch(buf, |b| self.prep_all_gather_in_place(b.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// Reduces everybody's `input` and leaves block `rank` of the result in `output`, whose length is the
@@ -674,7 +710,7 @@ operations! {
     ///
     /// As [`all_gather_in_place`](Self::all_gather_in_place).
     fn all_gather_in_place_dyn[](&self, buf: DynBufMut<'_>) -> Result<()> {
-        { let mut buf = buf; self.run(self.prep_all_gather_in_place(Ok(buf.raw()))) }
+        { let mut buf = buf; let raw = buf.raw(); self.run(self.prep_all_gather_in_place(Ok(raw), raw.dtype().size())) }
     }
 
     /// [`send`](Self::send) with the type chosen at run time.

@@ -1,5 +1,6 @@
 //! Scopes: borrowed buffers, overlapping operations.
 
+use std::any::Any;
 use std::marker::PhantomData;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -12,7 +13,7 @@ use crate::comm::ops::{Prepared, With};
 use crate::comm::{CallOptions, Communicator};
 use crate::error::{Error, Result};
 use crate::op::Operator;
-use crate::work::{Core, Hold, ScopedWork};
+use crate::work::{AbortOnUnwind, Core, Hold, ScopedWork};
 
 /// Where borrowed operations are started; see [`Communicator::scope`].
 pub struct Scope<'scope, 'env: 'scope> {
@@ -39,20 +40,31 @@ impl std::fmt::Debug for Scope<'_, '_> {
     }
 }
 
+type Panic = Box<dyn Any + Send>;
+
 impl Scope<'_, '_> {
-    /// Waits for everything; the first error that nobody has seen.
-    fn finish(&self) -> Result<()> {
-        let mut first = Ok(());
+    /// Waits for everything. Returns the first error that nobody has seen, and the first panic of a
+    /// buffer's destructor.
+    fn finish(&self) -> (Result<()>, Option<Panic>) {
+        let (mut first, mut panic) = (Ok(()), None);
         // Operations started while waiting (from another thread of the program) are waited for too.
         loop {
             let works = std::mem::take(&mut *self.works.lock());
             if works.is_empty() {
-                return first;
+                return (first, panic);
             }
-            for Entry { core, _hold } in works {
-                core.wait(None);
+            // All have ended before the first destructor runs, which is user code.
+            let guard = AbortOnUnwind;
+            for e in &works {
+                e.core.wait(None);
+            }
+            guard.defuse();
+            for Entry { core, _hold: hold } in works {
                 if let (Ok(()), false, Some(Err(e))) = (&first, core.was_observed(), core.outcome()) {
                     first = Err(e.clone());
+                }
+                if let Err(p) = catch_unwind(AssertUnwindSafe(|| drop(hold))) {
+                    panic.get_or_insert(p);
                 }
             }
         }
@@ -71,11 +83,11 @@ impl<'env> With<'env> {
     {
         let scope = Scope { with: self.clone(), works: Mutex::default(), scope: PhantomData, env: PhantomData };
         let out = catch_unwind(AssertUnwindSafe(|| f(&scope)));
-        let finished = scope.finish();
-        match out {
-            Ok(Ok(v)) => finished.map(|()| v),
-            Ok(Err(e)) => Err(e),
-            Err(panic) => resume_unwind(panic),
+        let (finished, panic) = scope.finish();
+        match (out, panic) {
+            (Err(p), _) | (_, Some(p)) => resume_unwind(p),
+            (Ok(Ok(v)), None) => finished.map(|()| v),
+            (Ok(Err(e)), None) => Err(e),
         }
     }
 }
@@ -106,7 +118,7 @@ impl Communicator {
     ///
     /// # Panics
     ///
-    /// When `f` panics, with its payload, after all operations have ended.
+    /// When `f` or a buffer's destructor panics, with its payload, after all operations have ended.
     pub fn scope<'env, F, T>(&'env self, f: F) -> Result<T>
     where
         F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
@@ -128,10 +140,16 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         let kept = unsafe { std::mem::transmute::<Box<dyn Kept + 'scope>, Box<dyn Kept + 'static>>(kept) };
         let mut works = self.works.lock();
         works.push(Entry { core: Arc::clone(&core), _hold: kept });
-        // Long scopes should not accumulate records of operations that went well.
-        if works.len() >= 64 {
-            works.retain(|e| !matches!(e.core.outcome(), Some(Ok(()))));
-        }
+        // Long scopes should not accumulate records of operations that went well. Not at every call: where many
+        // are in flight there is little to find.
+        let gone: Vec<Entry> = if works.len() >= 64 && works.len().is_power_of_two() {
+            works.extract_if(.., |e| matches!(e.core.outcome(), Some(Ok(())))).collect()
+        } else {
+            Vec::new()
+        };
+        // Destructors of buffers are user code and may come back here.
+        drop(works);
+        drop(gone);
         Ok(ScopedWork { core, hold, scope: PhantomData })
     }
 
@@ -255,7 +273,7 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         &'scope self,
         buf: B,
     ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut()))
+        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut(), size_of::<B::Elem>()))
     }
 
     /// See [`Communicator::reduce_scatter`].
