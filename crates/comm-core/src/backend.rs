@@ -240,6 +240,17 @@ pub enum OpRequest {
 }
 
 impl OpRequest {
+    /// The operator of a reduction.
+    #[must_use]
+    pub const fn reducer(&self) -> Option<&Reducer> {
+        match self {
+            Self::AllReduce { reducer, .. } | Self::Reduce { reducer, .. } | Self::ReduceScatter { reducer, .. } => {
+                Some(reducer)
+            }
+            _ => None,
+        }
+    }
+
     /// The operation that this request asks for.
     #[must_use]
     pub const fn operation(&self) -> Operation {

@@ -227,12 +227,29 @@ fn same(input: &RawBuf, output: &RawBufMut) -> bool {
 }
 
 impl<B: HostBackend> Shared<B> {
-    /// Runs one request.
+    /// Runs one request; a custom operator that panicked fails the communicator.
     ///
     /// # Safety
     ///
     /// As [`Backend::run`].
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        // SAFETY: forwarded.
+        let result = unsafe { self.dispatch(request, call) };
+        if let (Ok(()), Some(reducer)) = (&result, request.reducer())
+            && let Err(e) = reducer.check(self.backend.info().rank)
+        {
+            self.backend.abort(&e);
+            return Err(e);
+        }
+        result
+    }
+
+    /// Calls the backend's method for a request.
+    ///
+    /// # Safety
+    ///
+    /// As [`Backend::run`].
+    unsafe fn dispatch(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
         let b = &self.backend;
         // SAFETY: for the whole function, the caller lends the request's buffers until we return; the communicator
         // made sure that they are disjoint unless in place, and in-place pairs are never borrowed twice here.

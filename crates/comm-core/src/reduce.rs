@@ -4,7 +4,9 @@
 //! 16-bit and 8-bit floats are combined in `f32` and rounded once per step.
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 
@@ -22,7 +24,8 @@ type Kernel = fn(&mut [u8], &[u8]);
 #[derive(Clone)]
 enum Combine {
     Kernel(Kernel),
-    Custom(Arc<dyn CustomFold>),
+    /// A user's function, and whether it has panicked.
+    Custom(Arc<dyn CustomFold>, Arc<AtomicBool>),
 }
 
 /// An operator bound to an element type.
@@ -77,7 +80,7 @@ impl Reducer {
     }
 
     pub(crate) fn from_fold(op: ReduceOp, commutative: bool, fold: Arc<dyn CustomFold>, unit: usize) -> Self {
-        Self { op, dtype: DType::U8, unit, commutative, factor: None, combine: Combine::Custom(fold) }
+        Self { op, dtype: DType::U8, unit, commutative, factor: None, combine: Combine::Custom(fold, Arc::default()) }
     }
 
     pub(crate) fn with_dtype(mut self, dtype: DType) -> Self {
@@ -88,6 +91,21 @@ impl Reducer {
     pub(crate) fn with_factor(mut self, factor: f64) -> Self {
         self.factor = Some(factor);
         self
+    }
+
+    /// `Aborted` by `rank` if a custom operator has panicked during this operation; what it folded is then
+    /// worthless. Backends ask before they pass results on and before they report success.
+    ///
+    /// # Errors
+    ///
+    /// As above.
+    pub fn check(&self, rank: usize) -> Result<()> {
+        match &self.combine {
+            Combine::Custom(_, panicked) if panicked.load(Ordering::Acquire) => {
+                Err(Error::new(ErrorKind::Aborted { rank, cause: "its custom operator panicked".into() }))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The operator's code. A factor makes a sum a [`ReduceOp::PreMulSum`].
@@ -125,7 +143,12 @@ impl Reducer {
         debug_assert_eq!(acc.len(), x.len());
         match &self.combine {
             Combine::Kernel(fold) => fold(acc, x),
-            Combine::Custom(f) => f.fold(acc, x),
+            Combine::Custom(f, panicked) => {
+                // Folds run under locks and on the engine's thread: a panic must not unwind through those.
+                if catch_unwind(AssertUnwindSafe(|| f.fold(acc, x))).is_err() {
+                    panicked.store(true, Ordering::Release);
+                }
+            }
         }
     }
 

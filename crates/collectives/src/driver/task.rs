@@ -85,7 +85,16 @@ impl Task for Collective {
             rank: self.rank,
             size: self.size,
         };
-        self.schedule.poll(&mut bound)
+        // What a panicking operator left must not travel: ask before the schedule sends, and at the end.
+        let sound = |r: Option<&Reducer>| r.map_or(Ok(()), |r| r.check(self.rank));
+        if let Err(e) = sound(bound.reducer) {
+            return Poll::Ready(Err(e));
+        }
+        let polled = self.schedule.poll(&mut bound);
+        match (polled, sound(self.reducer.as_ref())) {
+            (Poll::Ready(Ok(())), Err(e)) => Poll::Ready(Err(e)),
+            (polled, _) => polled,
+        }
     }
 }
 
@@ -144,6 +153,9 @@ impl Transport for Bound<'_, '_> {
     }
 
     fn send(&mut self, peer: usize, step: u32, span: Span) -> Result<Token> {
+        if let Some(r) = self.reducer {
+            r.check(self.rank)?;
+        }
         let ptr = self.read(span);
         // SAFETY: the span lies in a buffer that is valid until the operation is closed, and a schedule does not
         // change a span under an unfinished send (its contract, checked by its tests).

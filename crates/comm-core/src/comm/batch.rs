@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use crate::backend::{OpRequest, P2pOp};
 use crate::buf::{IntoBuf, IntoBufMut, RawBuf, RawBufMut};
-use crate::comm::ops::{Prepared, With};
+use crate::comm::ops::With;
+use crate::comm::prepare::Prepared;
 use crate::desc::{OpDesc, Operation};
 use crate::dtype::{DType, Pod};
 use crate::error::{Error, Result};

@@ -14,6 +14,7 @@
 pub(crate) mod batch;
 mod check;
 mod ops;
+mod prepare;
 pub(crate) mod scope;
 pub(crate) mod ticket;
 

@@ -9,7 +9,8 @@ use parking_lot::Mutex;
 
 use crate::buf::{IntoBuf, IntoBufMut};
 use crate::comm::batch::{BatchedOp, Entries};
-use crate::comm::ops::{Prepared, With};
+use crate::comm::ops::With;
+use crate::comm::prepare::Prepared;
 use crate::comm::{CallOptions, Communicator};
 use crate::error::{Error, Result};
 use crate::op::Operator;

@@ -574,7 +574,7 @@ fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
         return Some(r);
     }
     if let Poll::Ready(r) = task.poll(&mut Port { st, op }) {
-        st.finish_op(op, r);
+        st.task_ended(op, r);
     }
     ended(st)
 }

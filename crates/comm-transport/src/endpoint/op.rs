@@ -257,7 +257,7 @@ impl State {
         let Some(mut task) = slot.task.take() else { return };
         let polled = task.poll(&mut Port { st: self, op });
         match polled {
-            Poll::Ready(r) => self.finish_op(op, r),
+            Poll::Ready(r) => self.task_ended(op, r),
             Poll::Pending => {
                 if let Some(slot) = self.slot(op)
                     && slot.result.is_none()
@@ -271,6 +271,18 @@ impl State {
                 }
             }
         }
+    }
+
+    /// A task is through. An error of its own that peers would otherwise not hear of fails the group.
+    pub(crate) fn task_ended(&mut self, op: OpId, result: Result<()>) {
+        if let (Err(e), Some(slot)) = (&result, self.slot(op))
+            && slot.result.is_none()
+            && !e.is_recoverable()
+        {
+            let g = slot.group;
+            self.fail_group(g, e.clone(), true);
+        }
+        self.finish_op(op, result);
     }
 
     /// Ends an operation with a result; wakes whoever waits. Idempotent: the first result stays.
