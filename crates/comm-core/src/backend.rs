@@ -446,6 +446,25 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
         Err(Error::unsupported("init_handle", format!("backend {} has a fixed membership", self.info().name)))
     }
 
+    /// The members of a failed communicator that are still there, as all of them see it.
+    fn agree_survivors(&self, timeout: Duration) -> Result<Vec<usize>> {
+        let _ = timeout;
+        let reason = format!("backend {} cannot agree on survivors", self.info().name);
+        Err(Error::unsupported("agree_survivors", reason))
+    }
+
+    /// A communicator of these members of a failed one.
+    fn shrink(&self, survivors: &[usize], timeout: Duration) -> Result<Arc<dyn Backend>> {
+        let _ = (survivors, timeout);
+        Err(Error::unsupported("shrink", format!("backend {} cannot shrink", self.info().name)))
+    }
+
+    /// The operations started until [`group_end`](Self::group_end) may be launched together.
+    fn group_begin(&self) {}
+
+    /// Launches what was started since [`group_begin`](Self::group_begin).
+    fn group_end(&self) {}
+
     /// Optional abilities.
     fn ext(&self) -> Extensions<'_> {
         Extensions::default()

@@ -7,7 +7,7 @@ use std::time::Duration;
 use comm_control::MeshControl;
 use comm_core::{
     Backend, BackendInfo, CallInfo, CallNumber, Clock, Control, DeviceKind, Error, OpDesc, OpQuery, OpRequest,
-    Operation, Pending, RawBuf, RawBufMut, Reducer, Result, Support,
+    Operation, Pending, RawBuf, RawBufMut, Reducer, Result, SplitRequest, Support,
 };
 use comm_transport::{Endpoint, GroupId, GroupSpec};
 
@@ -35,12 +35,13 @@ impl Default for MeshOptions {
 
 /// A [`Backend`] that runs schedules over a group of an endpoint.
 pub struct MeshBackend {
-    info: BackendInfo,
-    endpoint: Arc<Endpoint>,
-    group: GroupId,
-    control: Arc<MeshControl>,
-    options: MeshOptions,
-    pool: Arc<Pool>,
+    pub(super) info: BackendInfo,
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) group: GroupId,
+    pub(super) spec: GroupSpec,
+    pub(super) control: Arc<MeshControl>,
+    pub(super) options: MeshOptions,
+    pub(super) pool: Arc<Pool>,
 }
 
 impl fmt::Debug for MeshBackend {
@@ -93,8 +94,8 @@ impl MeshBackend {
             )));
         }
         let group = endpoint.create_group(spec.clone())?;
-        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec));
-        Ok(Self { info, endpoint, group, control, options, pool: Arc::default() })
+        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec.clone()));
+        Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() })
     }
 
     /// The endpoint, for tests and metrics.
@@ -328,6 +329,11 @@ unsafe impl Backend for MeshBackend {
 
     fn close(&self) {
         self.endpoint.close(self.group);
+    }
+
+    fn split(&self, request: &SplitRequest) -> Result<Option<Arc<dyn Backend>>> {
+        let child = self.split_group(request)?;
+        Ok(child.map(|c| Arc::new(c) as Arc<dyn Backend>))
     }
 
     fn explain(&self, desc: &OpDesc) -> String {

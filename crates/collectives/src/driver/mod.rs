@@ -3,6 +3,7 @@
 
 mod mesh;
 mod pool;
+mod split;
 mod task;
 
 pub use mesh::{MeshBackend, MeshOptions};

@@ -13,6 +13,7 @@
 
 pub(crate) mod batch;
 mod check;
+mod family;
 mod ops;
 mod prepare;
 pub(crate) mod scope;
@@ -31,7 +32,7 @@ pub use self::ops::With;
 pub use self::scope::{Scope, ScopedBatch};
 pub use self::ticket::OpTicket;
 
-use crate::backend::{Backend, BackendInfo, OpQuery, ReconfigureRequest, SplitRequest, Support};
+use crate::backend::{Backend, BackendInfo, OpQuery, Support};
 use crate::control::Control;
 use crate::desc::{OpDesc, Operation};
 use crate::device::Device;
@@ -406,60 +407,5 @@ impl Communicator {
             .and(drained)
             .and(ended)
             .map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
-    }
-
-    /// Creates child communicators: each rank names the parent ranks of its own child, in the child's
-    /// order. An empty list takes part and joins none. Collective over this communicator.
-    ///
-    /// Counterpart: `torchcomms split`, `MPI_Comm_create_group`, `ncclCommSplit`.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends that cannot; `InvalidArgument` for duplicates, ranks out of range, or
-    /// a non-empty list without this rank; `PeerRefused` or `Mismatch` when another rank's list is bad.
-    pub fn split(&self, ranks: &[usize], name: &str) -> Result<Option<Self>> {
-        let i = self.inner();
-        let ticket = self.begin(OpDesc::new(Operation::Split))?;
-        if let Err(e) = check::split_list(ranks, i.rank(), i.size()) {
-            return Err(ticket.refuse(e));
-        }
-        let mut options = i.options.clone();
-        options.name = Some(name.to_owned());
-        let seq = ticket.collective_seq().unwrap_or(0);
-        let request = SplitRequest::new(ranks.to_vec(), seq, options.clone(), i.options.timeout);
-        let child = ticket.complete(i.backend.split(&request))?;
-        let Some(backend) = child else { return Ok(None) };
-        let roots = ranks.iter().map(|r| i.ranks[*r]).collect();
-        if i.observers.any() {
-            i.observers.event(&Event::Split { comm: &i.name, child: name, ranks }, i.clock().now());
-        }
-        Self::assemble(backend, i.device, options, roots, Some(Arc::clone(&i.observers))).map(Some)
-    }
-
-    /// The opaque handle by which `reconfigure` can name this member.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends with a fixed membership.
-    pub fn init_handle(&self) -> Result<String> {
-        self.inner().backend.init_handle()
-    }
-
-    /// A communicator with a new membership: rank = index in `handles`. `uuid` names the attempt.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends with a fixed membership; `Timeout` when not all members came.
-    pub fn reconfigure(&self, uuid: u64, handles: &[String], timeout: Duration) -> Result<Self> {
-        let i = self.inner();
-        let ticket = self.begin(OpDesc::new(Operation::Reconfigure))?;
-        let request = ReconfigureRequest::new(uuid, handles.to_vec(), timeout);
-        let backend = ticket.complete(i.backend.reconfigure(&request))?;
-        let generation = backend.info().generation;
-        if i.observers.any() {
-            i.observers.event(&Event::Reconfigured { comm: &i.name, generation }, i.clock().now());
-        }
-        let ranks = (0..backend.info().size).collect();
-        Self::assemble(backend, i.device, i.options.clone(), ranks, Some(Arc::clone(&i.observers)))
     }
 }

@@ -94,6 +94,35 @@ impl<'env> With<'env> {
 }
 
 impl Communicator {
+    /// A [`scope`](Self::scope) whose operations the backend may coalesce into one launch. On CPU backends,
+    /// which have no launches, it is just that.
+    ///
+    /// Counterpart: `ncclGroupStart` and `ncclGroupEnd`.
+    ///
+    /// # Errors
+    ///
+    /// As [`scope`](Self::scope).
+    pub fn group<'env, F, T>(&'env self, f: F) -> Result<T>
+    where
+        F: for<'scope> FnOnce(&'scope Scope<'scope, 'env>) -> Result<T>,
+    {
+        /// Ends the group also when the closure unwinds: what was started must run for the scope to end.
+        struct End<'a>(&'a dyn crate::Backend);
+        impl Drop for End<'_> {
+            fn drop(&mut self) {
+                self.0.group_end();
+            }
+        }
+        let backend = self.backend().as_ref();
+        self.scope(|s| {
+            backend.group_begin();
+            let _end = End(backend);
+            f(s)
+        })
+    }
+}
+
+impl Communicator {
     /// Runs `f` with a scope in which operations borrow their buffers and overlap with each other and
     /// with computation. All of them are complete when this returns, also when `f` panics or fails;
     /// handles and borrows cannot leave the scope.
