@@ -89,6 +89,8 @@ pub struct Endpoint {
     sleepers: Mutex<Vec<Arc<Parker>>>,
     last_calls: AtomicU64,
     parked: bool,
+    /// The engine knows the endpoint.
+    registered: AtomicBool,
 }
 
 impl fmt::Debug for Endpoint {
@@ -107,9 +109,9 @@ impl Endpoint {
         let engine = EngineHandle::get()?;
         let polled = links.iter().flatten().any(|l| l.fd().is_some());
         let notify = if polled {
-            Notify::polled(engine.clone(), options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
+            Notify::polled(engine, options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {
-            Notify::parked(engine.clone(), options.clock)
+            Notify::parked(engine, options.clock)
         };
         let notify = Arc::new(notify);
         for (p, link) in links.iter_mut().enumerate() {
@@ -128,8 +130,8 @@ impl Endpoint {
             sleepers: Mutex::default(),
             last_calls: AtomicU64::new(0),
             parked: !polled,
+            registered: AtomicBool::new(false),
         });
-        engine.register(&endpoint)?;
         Ok(endpoint)
     }
 
@@ -145,9 +147,15 @@ impl Endpoint {
     ///
     /// `InvalidArgument` for members that are not distinct ranks of the endpoint including this one, or
     /// an id that is in use.
-    pub fn create_group(&self, spec: GroupSpec) -> Result<GroupId> {
+    pub fn create_group(self: &Arc<Self>, spec: GroupSpec) -> Result<GroupId> {
         let id = spec.id;
         let index = self.with(|st| st.create_group(spec))?;
+        // Not before the first group is there: a peer that is ready sooner may have sent data for it, which the
+        // engine would throw away as that of a communicator that is gone. Further groups are made over one that
+        // exists, and their makers wait for each other before they use them.
+        if !self.registered.swap(true, Ordering::SeqCst) {
+            self.notify.engine.register(self)?;
+        }
         Ok(GroupId { index, id })
     }
 
