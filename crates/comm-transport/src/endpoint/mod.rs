@@ -463,8 +463,10 @@ impl Endpoint {
             st = self.state.lock();
         };
         let async_ops = st.async_ops;
-        self.settle(st);
+        // Under the lock: whoever starts an operation after this one's last look finds nobody driving and tells the
+        // engine itself.
         let left = self.notify.drivers.fetch_sub(1, Ordering::SeqCst) - 1;
+        self.settle(st);
         if left > 0 {
             // Somebody else may be waiting for this thread to look after the links.
             if self.asleep.load(Ordering::SeqCst) > 0 {
