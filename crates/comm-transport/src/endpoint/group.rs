@@ -116,6 +116,11 @@ impl Group {
         }
     }
 
+    /// Whether an operation is one of the first `n` collective calls that have not ended here.
+    pub(crate) fn is_among_oldest(&self, op: OpId, n: usize) -> bool {
+        self.open.iter().take(n).any(|(_, o)| *o == op)
+    }
+
     fn remember(&mut self, seq: u64, desc: OpDesc, refused: bool) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
@@ -267,7 +272,7 @@ impl State {
                 let key = Key { group: g, kind: COLLECTIVE, seq, step: 0 };
                 self.mismatch(g, p, key, theirs, Some(desc));
             } else if queried {
-                self.report(op);
+                self.tell_status(g, seq, desc, false);
             }
         }
         Ok(op)
@@ -747,7 +752,7 @@ impl State {
                 self.ended = true;
                 self.fail_if_needed(g, p, rank);
             }
-            Kind::Status => self.status(g, rank, h.seq, h.desc),
+            Kind::Status => self.status(g, rank, h.seq, h.desc, h.offset == 1),
             Kind::Query => self.queried(g, h.seq),
             Kind::Publish => self.published(g, rank, h.seq, h.offset),
             Kind::Arrivals => {

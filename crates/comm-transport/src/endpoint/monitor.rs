@@ -4,6 +4,10 @@
 //! data. So a call that has been open for [`SUSPICIOUS`] is reported to the group's rank 0, which asks
 //! all others about it, compares the answers, and tells the waiting ranks who has arrived. A program
 //! whose calls are short never sends any of this.
+//!
+//! Of the calls that a rank has open only the [`OLDEST`] are reported: the others wait for them anyway. And
+//! only a report makes rank 0 ask, never an answer, so that a question asked once costs one answer per rank
+//! even if rank 0 has meanwhile forgotten the call.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,6 +20,8 @@ use crate::frame::{Header, Kind};
 
 /// Time after which an open call is reported.
 pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(100);
+/// How many of its open calls a rank reports.
+pub(crate) const OLDEST: usize = 8;
 /// Least interval between news to the waiting ranks.
 const NEWS: Duration = Duration::from_millis(20);
 /// Calls that are followed at a time.
@@ -63,20 +69,23 @@ impl State {
         slot.reported = true;
         let (g, desc) = (slot.group, slot.desc);
         let Some(seq) = slot.seq else { return };
-        self.tell_status(g, seq, desc);
+        self.tell_status(g, seq, desc, true);
     }
 
-    fn tell_status(&mut self, g: usize, seq: u64, desc: OpDesc) {
+    /// Tells rank 0 about a call. `asks`: nobody has asked; this rank wonders where the others are.
+    pub(crate) fn tell_status(&mut self, g: usize, seq: u64, desc: OpDesc, asks: bool) {
         let Some(group) = self.group(g) else { return };
         if group.rank == 0 {
-            return self.status(g, 0, seq, desc);
+            return self.status(g, 0, seq, desc, asks);
         }
-        let (p, h) = (group.members[0], Header { seq, desc, ..Header::new(Kind::Status, group.id, group.generation) });
+        let offset = u64::from(asks);
+        let h = Header { seq, desc, offset, ..Header::new(Kind::Status, group.id, group.generation) };
+        let p = group.members[0];
         self.send_control(p, h, Vec::new());
     }
 
     /// Rank 0: member `rank` is in, or has made, call `seq`.
-    pub(crate) fn status(&mut self, g: usize, rank: usize, seq: u64, desc: OpDesc) {
+    pub(crate) fn status(&mut self, g: usize, rank: usize, seq: u64, desc: OpDesc, asks: bool) {
         let own = self.own_call(g, seq);
         let Some(group) = self.group_mut(g) else { return };
         if group.rank != 0 || group.failed.is_some() {
@@ -85,6 +94,10 @@ impl State {
         group.saw(rank, seq);
         let n = group.members.len();
         let first = !group.monitor.calls.contains_key(&seq);
+        // An answer about a call that is not followed any more, or a report that crossed the last answer.
+        if first && (!asks || group.monitor.arrived.get(&seq).is_some_and(|l| l.len() == n)) {
+            return;
+        }
         let list = group.monitor.calls.entry(seq).or_insert_with(|| vec![None; n]);
         list[rank] = Some(desc);
         if let Some(own) = own {
@@ -121,7 +134,7 @@ impl State {
     /// A member is asked about a call.
     pub(crate) fn queried(&mut self, g: usize, seq: u64) {
         if let Some(desc) = self.own_call(g, seq) {
-            return self.tell_status(g, seq, desc);
+            return self.tell_status(g, seq, desc, false);
         }
         if let Some(group) = self.group_mut(g) {
             group.monitor.queries.insert(seq);
@@ -165,10 +178,19 @@ impl State {
         }
     }
 
+    /// When the call in slot `i` is to be reported, if it is.
+    pub(crate) fn reports_at(&self, i: usize) -> Option<Time> {
+        let s = &self.ops[i];
+        if !s.live || s.result.is_some() || s.reported || s.seq.is_none() {
+            return None;
+        }
+        let op = OpId { index: i as u32, life: s.life };
+        self.group(s.group).filter(|g| g.is_among_oldest(op, OLDEST)).map(|_| s.started.after(SUSPICIOUS))
+    }
+
     pub(crate) fn monitor_tick(&mut self, now: Time) {
         for i in 0..self.ops.len() {
-            let s = &self.ops[i];
-            if s.live && s.result.is_none() && !s.reported && s.seq.is_some() && s.started.after(SUSPICIOUS) <= now {
+            if self.reports_at(i).is_some_and(|t| t <= now) {
                 self.report(OpId { index: i as u32, life: self.ops[i].life });
             }
         }

@@ -245,10 +245,10 @@ impl State {
     pub(crate) fn next_timer(&self, now: Time) -> Option<Duration> {
         let mut next: Option<Time> = self.suspects.first().map(|(_, t, _)| t.after(BLAME_DELAY));
         let mut earlier = |t: Time| next = Some(next.map_or(t, |n| n.min(t)));
-        for s in self.ops.iter().filter(|s| s.live && s.result.is_none()) {
+        for (i, s) in self.ops.iter().enumerate().filter(|(_, s)| s.live && s.result.is_none()) {
             earlier(s.deadline);
-            if !s.reported && s.seq.is_some() {
-                earlier(s.started.after(super::monitor::SUSPICIOUS));
+            if let Some(t) = self.reports_at(i) {
+                earlier(t);
             }
         }
         if let Some(t) = self.monitor_timer() {
