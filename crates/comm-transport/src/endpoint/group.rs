@@ -116,6 +116,11 @@ impl Group {
         }
     }
 
+    /// The oldest collective call that has not ended here.
+    pub(crate) fn oldest_open(&self) -> Option<u64> {
+        self.open.iter().map(|(seq, _)| *seq).min()
+    }
+
     /// Whether an operation is one of the first `n` collective calls that have not ended here.
     pub(crate) fn is_among_oldest(&self, op: OpId, n: usize) -> bool {
         self.open.iter().take(n).any(|(_, o)| *o == op)

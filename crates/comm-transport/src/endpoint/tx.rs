@@ -145,11 +145,18 @@ impl State {
             let left = item.total - item.sent;
             let mut len = left.min(FRAGMENT as u64);
             if item.kind == Kind::Collective {
+                // Half of the credit is for the oldest call that is open here. A rank that is ahead would else
+                // fill the receiver with data of calls which that one has not made, and have nothing left for
+                // the call in which the receiver waits. The oldest call of all ranks is the oldest on each rank
+                // that has it open, so it always goes on, and with it in the end every other.
+                let group = self.groups[item.key.group].as_ref();
+                let reserved = group.filter(|g| g.oldest_open() < Some(item.key.seq)).map_or(0, |g| g.window / 2);
                 let credit = &mut peer.chans[item.key.group].credit[COLLECTIVE];
-                if *credit < OVERHEAD + left.min(LEAST_PART) {
+                let usable = credit.saturating_sub(reserved);
+                if usable < OVERHEAD + left.min(LEAST_PART) {
                     continue;
                 }
-                len = len.min(*credit - OVERHEAD);
+                len = len.min(usable - OVERHEAD);
                 *credit -= len + OVERHEAD;
             }
             tx.data.remove(i);
