@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Phase, Result, Time};
+use comm_core::{Error, ErrorKind, OpDesc, Operation, PeerCause, Phase, Result, Time};
 use serde::{Deserialize, Serialize};
 
 use super::monitor::Monitor;
@@ -86,7 +86,13 @@ pub(crate) struct Group {
     refused: BTreeMap<u64, (usize, String)>,
     pub(crate) refused_p2p: Vec<super::p2p::RefusedP2p>,
     gone: Vec<Option<Gone>>,
+    /// Members that have said that all goodbyes reached them and nothing was wrong.
+    farewell: Vec<bool>,
     left: Option<Gone>,
+    /// This rank has sent its farewell.
+    parted: bool,
+    /// Nothing that arrives matters any more: closed, or finalize has returned.
+    over: bool,
     /// Highest collective call that each member is known to have made, plus one.
     seen: Vec<u64>,
     inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
@@ -111,7 +117,7 @@ impl Group {
             return if c.refused { Known::Refused } else { Known::Closed(c.desc) };
         }
         match self.newest {
-            Some(n) if seq + (HISTORY as u64) <= n => Known::Old,
+            Some(n) if n.saturating_sub(seq) >= HISTORY as u64 => Known::Old,
             _ => Known::Future,
         }
     }
@@ -132,7 +138,8 @@ impl Group {
     }
 
     pub(crate) fn saw(&mut self, rank: usize, seq: u64) {
-        self.seen[rank] = self.seen[rank].max(seq + 1);
+        // A peer may send any number.
+        self.seen[rank] = self.seen[rank].max(seq.saturating_add(1));
     }
 }
 
@@ -183,7 +190,10 @@ impl State {
             refused: BTreeMap::new(),
             refused_p2p: Vec::new(),
             gone: vec![None; n],
+            farewell: vec![false; n],
             left: None,
+            parted: false,
+            over: false,
             seen: vec![0; n],
             inbox: HashMap::new(),
             inbox_count: vec![0; n],
@@ -241,7 +251,13 @@ impl State {
         if group.left.is_some() {
             return Err(ErrorKind::Finalized.into());
         }
-        if group.failed.is_some() {
+        if let Some(f) = &group.failed {
+            // The call that the failure is about counts, so that later calls get the same answer.
+            if let (Some(s), Some((failed, _))) = (seq, &f.calls)
+                && s == *failed
+            {
+                group.remember(s, desc, false);
+            }
             return Err(self.localized(g, seq.map(|s| (s, desc))));
         }
         if let Some(seq) = seq {
@@ -384,8 +400,11 @@ impl State {
             // Blame is decided in a moment; the operation waits for that.
             return None;
         }
+        if group.gone[rank] == Some(Gone::Finalized) && group.failed.is_none() {
+            self.forsaken(op, p);
+            return None;
+        }
         self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
-        let _ = op;
         None
     }
 
@@ -407,9 +426,10 @@ impl State {
         if let Some(r) = group.rank_of(p) {
             group.saw(r, seq);
         }
-        if group.failed.is_some() || group.left.is_some() {
+        if group.failed.is_some() || group.over {
             return false;
         }
+        let finalizing = group.left.is_some();
         let key = Key { group: g, kind: COLLECTIVE, seq, step: 0 };
         match group.known(seq) {
             Known::Open(op) => {
@@ -426,6 +446,11 @@ impl State {
                 }
                 false
             }
+            // This rank makes no more calls: the peer is in one that does not match finalize.
+            Known::Future if finalizing => {
+                self.mismatch(g, p, key, *theirs, Some(OpDesc::new(Operation::Finalize)));
+                false
+            }
             Known::Future => true,
             Known::Refused | Known::Old => false,
         }
@@ -433,9 +458,14 @@ impl State {
 
     /// The descriptor of a call that this rank has made.
     pub(crate) fn own_call(&self, g: usize, seq: u64) -> Option<OpDesc> {
-        match self.group(g)?.known(seq) {
+        let group = self.group(g)?;
+        match group.known(seq) {
             Known::Open(op) => Some(self.ops[op.index as usize].desc),
             Known::Closed(d) => Some(d),
+            // Finalize stands for every call that this rank will not make; `u64::MAX` is no call, see `mismatch`.
+            Known::Future if group.left == Some(Gone::Finalized) && seq != u64::MAX => {
+                Some(OpDesc::new(Operation::Finalize))
+            }
             _ => None,
         }
     }
@@ -460,14 +490,19 @@ impl State {
 
     pub(crate) fn fail(&mut self, g: usize, failure: Failure, tell: bool) {
         let Some(group) = self.group_mut(g) else { return };
-        if group.failed.is_some() || group.left.is_some() {
+        if group.failed.is_some() || group.over {
             return;
         }
         tracing::debug!(comm = %group.name, rank = group.rank, error = %failure.error, "communicator failed");
-        let payload = if tell { postcard::to_allocvec(&failure).unwrap_or_default() } else { Vec::new() };
-        let h = Header::new(Kind::Abort, group.id, group.generation);
-        let members = group.members.clone();
-        group.failed = Some(failure);
+        group.failed = Some(failure.clone());
+        self.end_ops(g);
+        if tell {
+            self.tell_failure(g, &failure);
+        }
+    }
+
+    /// Ends what is in flight with the group's failure.
+    fn end_ops(&mut self, g: usize) {
         let ops: Vec<OpId> = (0..self.ops.len())
             .filter(|i| self.ops[*i].live && self.ops[*i].group == g && self.ops[*i].result.is_none())
             .map(|i| OpId { index: i as u32, life: self.ops[i].life })
@@ -484,11 +519,34 @@ impl State {
         }
         self.ended = true;
         self.moved = true;
-        if tell && payload.len() <= FRAGMENT {
-            for m in members {
-                if m != self.rank {
-                    self.send_control(m, h, payload.clone());
-                }
+    }
+
+    /// Local end: what is in flight fails, the others are told and not waited for.
+    pub(crate) fn close_group(&mut self, g: usize) {
+        self.say_goodbye(g, Gone::Closed);
+        if let Some(group) = self.group_mut(g)
+            && group.failed.is_none()
+        {
+            group.failed =
+                Some(Failure { origin: group.rank, error: ErrorKind::Finalized.into(), calls: None });
+            self.end_ops(g);
+        }
+    }
+
+    fn tell_failure(&mut self, g: usize, failure: &Failure) {
+        let Some(group) = self.group(g) else { return };
+        let h = Header::new(Kind::Abort, group.id, group.generation);
+        let members = group.members.clone();
+        let mut payload = postcard::to_allocvec(failure).unwrap_or_default();
+        if payload.len() > FRAGMENT {
+            // Better a shorter reason than none.
+            let cause = failure.error.to_string().chars().take(4096).collect();
+            let error = ErrorKind::Aborted { rank: failure.origin, cause }.into();
+            payload = postcard::to_allocvec(&Failure { origin: failure.origin, error, calls: None }).unwrap_or_default();
+        }
+        for m in members {
+            if m != self.rank {
+                self.send_control(m, h, payload.clone());
             }
         }
     }
@@ -531,11 +589,15 @@ impl State {
     pub(crate) fn blame(&mut self, g: usize, p: usize, cause: PeerCause) {
         let Some(group) = self.group(g) else { return };
         let Some(rank) = group.rank_of(p) else { return };
-        if group.left.is_some() {
+        if group.over {
             return;
         }
         match group.gone[rank] {
             None => self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true),
+            // It has not got to its end: all goodbyes and farewells.
+            Some(Gone::Finalized) if group.left.is_some() && !group.farewell[rank] => {
+                self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
+            }
             Some(_) => self.fail_if_needed(g, p, rank),
         }
     }
@@ -545,6 +607,43 @@ impl State {
         let peer = &self.peers[p];
         let waits = peer.posted.iter().any(|x| x.key.group == g) || peer.tx.has_data(g);
         if waits {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+        }
+    }
+
+    /// A member has finalized. A call here that waits for it was made in error, but the peer's last calls may
+    /// explain it better: whoever waits reports its call at once, and blames the peer if no better news comes.
+    fn miss(&mut self, g: usize, p: usize) {
+        let waiting: Vec<OpId> = (0..self.ops.len())
+            .filter(|i| self.ops[*i].live && self.ops[*i].group == g && self.ops[*i].result.is_none())
+            .map(|i| OpId { index: i as u32, life: self.ops[i].life })
+            .filter(|op| self.peers[p].posted.iter().any(|x| x.op == *op) || self.peers[p].tx.has_op(*op))
+            .collect();
+        for op in waiting {
+            self.forsaken(op, p);
+        }
+    }
+
+    /// Operation `op` waits for a member that has finalized.
+    fn forsaken(&mut self, op: OpId, p: usize) {
+        if self.forsaken.iter().any(|(o, ..)| *o == op) {
+            return;
+        }
+        let now = self.now();
+        self.forsaken.push((op, p, now));
+        if self.slot(op).is_some_and(|s| !s.reported) {
+            self.report(op);
+        }
+    }
+
+    /// Blames members that have finalized for the calls that still wait for them.
+    pub(crate) fn check_forsaken(&mut self, now: Time) {
+        while let Some((op, p, since)) = self.forsaken.first().copied()
+            && since.after(super::state::LAST_WORD) <= now
+        {
+            self.forsaken.remove(0);
+            let Some(g) = self.slot(op).filter(|s| s.result.is_none()).map(|s| s.group) else { continue };
+            let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { continue };
             self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
         }
     }
@@ -610,14 +709,24 @@ impl State {
         }
     }
 
-    /// Says goodbye. After it the group takes no more part in anything.
+    /// Says goodbye. After it this rank makes no more calls.
     pub(crate) fn say_goodbye(&mut self, g: usize, how: Gone) {
         let Some(group) = self.group_mut(g) else { return };
         if group.left.is_some() {
             return;
         }
         group.left = Some(how);
-        let offset = u64::from(how == Gone::Finalized);
+        // Who has failed waits for nobody.
+        group.over = how == Gone::Closed || group.failed.is_some();
+        // The reason goes first: a member that has not heard it yet must not blame this rank for leaving.
+        if let Some(f) = group.failed.clone() {
+            self.tell_failure(g, &f);
+        }
+        self.tell_end(g, u64::from(how == Gone::Finalized));
+    }
+
+    fn tell_end(&mut self, g: usize, offset: u64) {
+        let Some(group) = self.group(g) else { return };
         let h = Header { offset, ..Header::new(Kind::Goodbye, group.id, group.generation) };
         let members = group.members.clone();
         for m in members {
@@ -627,33 +736,57 @@ impl State {
         }
     }
 
-    /// Whether all members have finalized; the error if one cannot any more.
-    pub(crate) fn all_finalized(&self, g: usize) -> Option<Result<()>> {
+    /// Whether all members have finalized and found nothing wrong; the error if that cannot be any more.
+    ///
+    /// In two rounds: when all goodbyes are here, everything that anybody ever sent to this rank has been
+    /// looked at; if it was in order, the others get a farewell. So nobody's finalize goes well when
+    /// somebody else has found a mismatch.
+    pub(crate) fn all_finalized(&mut self, g: usize) -> Option<Result<()>> {
         let group = self.group(g)?;
-        if group.failed.is_some() {
+        if group.failed.is_none()
+            && let Some(rank) = group.gone.iter().position(|g| *g == Some(Gone::Closed))
+        {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+        }
+        // One that said goodbye and then was lost before its farewell.
+        let lost = self.group(g)?.members.iter().enumerate().find_map(|(r, m)| {
+            let cause = self.peers[*m].down.filter(|_| !self.is_suspect(*m))?;
+            let group = self.group(g)?;
+            (group.gone[r] == Some(Gone::Finalized) && !group.farewell[r]).then_some((r, cause))
+        });
+        if let Some((rank, cause)) = lost {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
+        }
+        if self.group(g)?.failed.is_some() {
             return Some(Err(self.localized(g, None)));
         }
-        for (r, m) in group.members.iter().enumerate() {
-            if r == group.rank {
-                continue;
-            }
-            match group.gone[r] {
-                Some(Gone::Finalized) => {}
-                Some(Gone::Closed) => {
-                    return Some(Err(ErrorKind::PeerFailed { rank: r, cause: PeerCause::Closed }.into()));
-                }
-                None => {
-                    return self.peers[*m].down.map(|cause| Err(ErrorKind::PeerFailed { rank: r, cause }.into()));
-                }
-            }
+        let group = self.group_mut(g)?;
+        let others = |list: &mut dyn Iterator<Item = bool>| list.enumerate().all(|(r, x)| x || r == group.rank);
+        if !others(&mut group.gone.iter().map(Option::is_some)) {
+            // A member whose connection is gone fails the group in a moment, see `blame`.
+            return None;
         }
-        Some(Ok(()))
+        let ended = others(&mut group.farewell.iter().copied());
+        if !std::mem::replace(&mut group.parted, true) {
+            self.tell_end(g, 2);
+        }
+        ended.then_some(Ok(()))
+    }
+
+    /// Finalize returns: what comes now does not matter.
+    pub(crate) fn end_finalize(&mut self, g: usize) {
+        if let Some(group) = self.group_mut(g) {
+            group.over = true;
+        }
     }
 
     /// Members that have not finalized.
     pub(crate) fn not_finalized(&self, g: usize) -> Vec<usize> {
         self.group(g)
-            .map(|g| (0..g.members.len()).filter(|r| *r != g.rank && g.gone[*r].is_none()).collect())
+            .map(|g| {
+                let absent = |r: &usize| *r != g.rank && if g.parted { !g.farewell[*r] } else { g.gone[*r].is_none() };
+                (0..g.members.len()).filter(absent).collect()
+            })
             .unwrap_or_default()
     }
 
@@ -742,12 +875,16 @@ impl State {
                 Err(_) => self.corrupt(p, "an abort frame that cannot be read".into()),
             },
             Kind::Goodbye => {
-                let how = if h.offset == 1 { Gone::Finalized } else { Gone::Closed };
+                let how = if h.offset == 0 { Gone::Closed } else { Gone::Finalized };
                 if let Some(group) = self.group_mut(g) {
                     group.gone[rank] = Some(how);
+                    group.farewell[rank] |= h.offset == 2;
                 }
                 self.ended = true;
-                self.fail_if_needed(g, p, rank);
+                match how {
+                    Gone::Finalized => self.miss(g, p),
+                    Gone::Closed => self.fail_if_needed(g, p, rank),
+                }
             }
             Kind::Status => self.status(g, rank, h.seq, h.desc),
             Kind::Query => self.queried(g, h.seq),

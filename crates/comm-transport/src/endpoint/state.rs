@@ -18,6 +18,9 @@ use crate::wait::Notify;
 /// How long the end of a connection without goodbye may be explained by an abort that is still on its
 /// way through another connection, before the peer itself is blamed.
 const BLAME_DELAY: Duration = Duration::from_millis(25);
+/// How long a call that waits for a member that has finalized may be explained by a mismatch before that
+/// member is blamed.
+pub(crate) const LAST_WORD: Duration = Duration::from_millis(250);
 /// In a spinning pass only links that somebody waits for are read; all are read every so many passes.
 const ALL_LINKS_EVERY: u32 = 16;
 
@@ -108,6 +111,8 @@ pub(crate) struct State {
     pub(crate) orphans: VecDeque<(usize, Header, Vec<u8>)>,
     /// Connections that ended without goodbye, and when.
     suspects: Vec<(usize, Time, PeerCause)>,
+    /// Operations that wait for a member that has finalized, the endpoint rank, and since when.
+    pub(crate) forsaken: Vec<(OpId, usize, Time)>,
     pass: u32,
     /// Messages from this rank to itself: sends that wait for their receive.
     pub(crate) own_sends: Vec<super::p2p::OwnSend>,
@@ -154,6 +159,7 @@ impl State {
             notify,
             orphans: VecDeque::new(),
             suspects: Vec::new(),
+            forsaken: Vec::new(),
             pass: 0,
             own_sends: Vec::new(),
             frames_sent: 0,
@@ -210,6 +216,11 @@ impl State {
         self.ended = true;
     }
 
+    /// Whether the blame for the end of the connection to `p` is still open.
+    pub(crate) fn is_suspect(&self, p: usize) -> bool {
+        self.suspects.iter().any(|(s, ..)| *s == p)
+    }
+
     /// The link to `p` carried something that is not our protocol.
     pub(crate) fn corrupt(&mut self, p: usize, what: String) {
         tracing::error!(peer = p, what, "corrupt data; connection dropped");
@@ -237,6 +248,7 @@ impl State {
                 }
             }
         }
+        self.check_forsaken(now);
         self.check_deadlines(now);
         self.monitor_tick(now);
     }
@@ -245,6 +257,9 @@ impl State {
     pub(crate) fn next_timer(&self, now: Time) -> Option<Duration> {
         let mut next: Option<Time> = self.suspects.first().map(|(_, t, _)| t.after(BLAME_DELAY));
         let mut earlier = |t: Time| next = Some(next.map_or(t, |n| n.min(t)));
+        if let Some((.., t)) = self.forsaken.first() {
+            earlier(t.after(LAST_WORD));
+        }
         for s in self.ops.iter().filter(|s| s.live && s.result.is_none()) {
             earlier(s.deadline);
             if !s.reported && s.seq.is_some() {
