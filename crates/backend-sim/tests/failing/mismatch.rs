@@ -88,7 +88,10 @@ pub fn check(make: MakeWorld, c: &Case) {
                     mine.root as f64 + 1.0
                 }
                 _ => {
-                    assert!(r != mine.root || mine.count == 0, "the root cannot have everybody's contribution in {c:?}");
+                    assert!(
+                        r != mine.root || mine.count == 0,
+                        "the root cannot have everybody's contribution in {c:?}"
+                    );
                     r as f64 + 1.0
                 }
             };

@@ -3,6 +3,8 @@
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 pub mod mismatch;
+pub mod p2p;
+pub mod refused;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};

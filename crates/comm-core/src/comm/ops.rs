@@ -73,14 +73,23 @@ impl<'c> With<'c> {
         inner.check_usable(&p.desc)?;
         let number = self.number_of(&p);
         let n = inner.number(p.desc, number, self.options.timeout, form != Form::Sync);
-        let admitted = p.request.and_then(|r| {
-            self.check_options()?;
-            inner.announce(&n, form)?;
-            Ok(r)
-        });
-        match admitted {
-            Ok(r) => Ok((n, r)),
-            Err(e) => Err(inner.refuse(e, &n, form)),
+        let request = match p.request {
+            Ok(r) => r,
+            Err(e) => return Err(inner.refuse(e, &n, form)),
+        };
+        match self.check_options().and_then(|()| inner.announce(&n, form)) {
+            Ok(()) => Ok((n, request)),
+            Err(e) => {
+                let e = inner.refuse(e, &n, form);
+                // A batch has no number of its own, but its messages have taken theirs.
+                if let OpRequest::Batch(list) = &request {
+                    for m in list {
+                        let (number, desc) = message_number(m);
+                        inner.backend.refuse(&number, &desc, &e.kind().to_string());
+                    }
+                }
+                Err(e)
+            }
         }
     }
 
@@ -309,6 +318,20 @@ impl<'c> With<'c> {
 
     pub(super) fn prep_barrier(&self) -> Prepared {
         Prepared { desc: OpDesc::new(Operation::Barrier), request: Ok(OpRequest::Barrier) }
+    }
+}
+
+/// The number of a message and what it is, as its other end knows them.
+fn message_number(m: &P2pOp) -> (CallNumber, OpDesc) {
+    match m {
+        P2pOp::Send { buf, peer, tag, seq } => (
+            CallNumber::P2p { peer: *peer, tag: *tag, seq: *seq },
+            OpDesc::new(Operation::Send).elements(buf.dtype(), buf.count()),
+        ),
+        P2pOp::Recv { buf, peer, tag, seq } => (
+            CallNumber::P2p { peer: *peer, tag: *tag, seq: *seq },
+            OpDesc::new(Operation::Recv).elements(buf.dtype(), buf.count()),
+        ),
     }
 }
 

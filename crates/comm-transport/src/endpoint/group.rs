@@ -527,8 +527,7 @@ impl State {
         if let Some(group) = self.group_mut(g)
             && group.failed.is_none()
         {
-            group.failed =
-                Some(Failure { origin: group.rank, error: ErrorKind::Finalized.into(), calls: None });
+            group.failed = Some(Failure { origin: group.rank, error: ErrorKind::Finalized.into(), calls: None });
             self.end_ops(g);
         }
     }
@@ -542,7 +541,8 @@ impl State {
             // Better a shorter reason than none.
             let cause = failure.error.to_string().chars().take(4096).collect();
             let error = ErrorKind::Aborted { rank: failure.origin, cause }.into();
-            payload = postcard::to_allocvec(&Failure { origin: failure.origin, error, calls: None }).unwrap_or_default();
+            payload =
+                postcard::to_allocvec(&Failure { origin: failure.origin, error, calls: None }).unwrap_or_default();
         }
         for m in members {
             if m != self.rank {

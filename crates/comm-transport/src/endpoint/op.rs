@@ -170,7 +170,7 @@ impl Port<'_> {
     ///
     /// As [`send`](Self::send).
     pub unsafe fn send_message(&mut self, msg: Message, ptr: *const u8) -> Result<PieceId> {
-        self.check()?;
+        self.check_message(&msg)?;
         Ok(self.st.post_message_send(self.op, msg, ptr))
     }
 
@@ -180,8 +180,23 @@ impl Port<'_> {
     ///
     /// As [`recv`](Self::recv).
     pub unsafe fn recv_message(&mut self, msg: Message, ptr: *mut u8) -> Result<PieceId> {
-        self.check()?;
+        self.check_message(&msg)?;
         Ok(self.st.post_message_recv(self.op, msg, ptr))
+    }
+
+    /// A message of an operation that ended because another message was refused is refused too: its other end
+    /// must not wait for it.
+    fn check_message(&mut self, m: &Message) -> Result<()> {
+        let r = self.check();
+        if let Err(e) = &r
+            && let comm_core::ErrorKind::PeerRefused { rank, reason } = e.kind()
+            && *rank != m.peer
+        {
+            let text = format!("rank {rank} refused another message of its batch: {reason}");
+            let g = self.st.ops[self.op.index as usize].group;
+            self.st.refuse_message(g, m.peer, m.tag, m.seq, m.desc, &text);
+        }
+        r
     }
 
     /// Whether a piece is done.
