@@ -22,6 +22,14 @@ const HISTORY: usize = 512;
 const FUTURE: usize = 1024;
 /// Messages that one peer may have waiting in the control inbox.
 const INBOX: usize = 4096;
+/// And their bytes: two of the longest.
+const INBOX_BYTES: usize = 128 << 20;
+
+/// Forgotten groups whose late frames are recognised.
+const DEAD: usize = 1024;
+
+/// Longest text of a refusal that is sent or kept.
+pub(super) const REASON: usize = 4096;
 
 /// How a member left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +105,7 @@ pub(crate) struct Group {
     seen: Vec<u64>,
     inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
     inbox_count: Vec<usize>,
+    inbox_bytes: Vec<usize>,
     parts: HashMap<usize, Vec<u8>>,
     pub(crate) monitor: Monitor,
 }
@@ -197,6 +206,7 @@ impl State {
             seen: vec![0; n],
             inbox: HashMap::new(),
             inbox_count: vec![0; n],
+            inbox_bytes: vec![0; n],
             parts: HashMap::new(),
             monitor: Monitor::default(),
         };
@@ -212,10 +222,13 @@ impl State {
             peer.chans.resize(self.groups.len(), fresh);
             peer.chans[g] = fresh;
         }
-        // Control messages may have come before the group.
+        // Frames may have come before the group.
+        let id = self.groups[g].as_ref().map(|g| g.id);
+        self.dead.retain(|d| Some(*d) != id);
         for (p, h, payload) in std::mem::take(&mut self.orphans) {
-            if self.by_id.get(&h.comm) == Some(&g) {
-                self.control_frame(p, h, Some(g), false, payload);
+            if Some(h.comm) == id {
+                self.peers[p].orphaned -= payload.len() as u64 + super::state::OVERHEAD;
+                self.adopt(p, g, h, payload);
             } else {
                 self.orphans.push_back((p, h, payload));
             }
@@ -234,6 +247,10 @@ impl State {
     pub(crate) fn drop_group(&mut self, g: usize) {
         let Some(group) = self.groups[g].take() else { return };
         self.by_id.remove(&group.id);
+        if self.dead.len() == DEAD {
+            self.dead.pop_front();
+        }
+        self.dead.push_back(group.id);
         for peer in &mut self.peers {
             peer.posted.retain(|x| x.key.group != g);
             peer.unexpected.retain(|u| u.key.group != g);
@@ -660,7 +677,7 @@ impl State {
         let members = group.members.clone();
         self.drop_call(g, seq);
         let mut text = reason.as_bytes().to_vec();
-        text.truncate(4096);
+        text.truncate(REASON);
         for m in members {
             if m != self.rank {
                 self.send_control(m, h, text.clone());
@@ -828,6 +845,7 @@ impl State {
             }
             if let Some(m) = m {
                 group.inbox_count[rank] = group.inbox_count[rank].saturating_sub(1);
+                group.inbox_bytes[rank] = group.inbox_bytes[rank].saturating_sub(m.len());
                 return Some(Ok(m));
             }
         }
@@ -844,19 +862,9 @@ impl State {
         None
     }
 
-    /// Handles a small frame. `discard`: the group is gone or of another generation.
-    pub(crate) fn control_frame(&mut self, p: usize, h: Header, group: Option<usize>, discard: bool, payload: Vec<u8>) {
-        let Some(g) = group else {
-            // The peer may have created the communicator before this rank did.
-            if h.kind == Kind::Control && self.orphans.len() < 64 * self.peers.len() {
-                self.orphans.push_back((p, h, payload));
-            }
-            return;
-        };
+    /// Handles a small frame of a group.
+    pub(crate) fn control_frame(&mut self, p: usize, h: Header, g: usize, payload: Vec<u8>) {
         let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { return };
-        if discard {
-            return;
-        }
         match h.kind {
             Kind::Credit => {
                 let window = self.group(g).map_or(0, |g| g.window);
@@ -866,8 +874,8 @@ impl State {
                 self.pump_tx(p);
             }
             Kind::Control => self.control_part(p, g, rank, &h, payload),
-            Kind::Refuse => self.refused_by(g, rank, h.seq, String::from_utf8_lossy(&payload).into_owned()),
-            Kind::RefuseP2p => self.message_refused(p, g, rank, &h, String::from_utf8_lossy(&payload).into_owned()),
+            Kind::Refuse => self.refused_by(g, rank, h.seq, reason(&payload)),
+            Kind::RefuseP2p => self.message_refused(p, g, rank, &h, reason(&payload)),
             Kind::RequestToSend => self.announced(p, g, &h),
             Kind::ClearToSend => self.cleared(p, g, &h),
             Kind::Abort => match postcard::from_bytes::<Failure>(&payload) {
@@ -891,7 +899,9 @@ impl State {
             Kind::Publish => self.published(g, rank, h.seq, h.offset),
             Kind::Arrivals => {
                 if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g)) {
-                    group.monitor.learn(h.seq, list);
+                    if list.len() <= group.members.len() {
+                        group.monitor.learn(h.seq, list);
+                    }
                 }
             }
             Kind::Heartbeat | Kind::Collective | Kind::Eager | Kind::P2pData => {}
@@ -900,18 +910,23 @@ impl State {
 
     fn control_part(&mut self, p: usize, g: usize, rank: usize, h: &Header, payload: Vec<u8>) {
         let Some(group) = self.group_mut(g) else { return };
-        let begun = group.parts.remove(&rank).unwrap_or_default();
-        if begun.len() as u64 != h.offset {
+        let mut whole = group.parts.remove(&rank).unwrap_or_default();
+        if whole.len() as u64 != h.offset {
             return self.corrupt(p, "parts of a control message do not join".into());
         }
-        let whole = if begun.is_empty() { payload } else { [begun, payload].concat() };
+        if whole.is_empty() {
+            whole = payload;
+        } else {
+            whole.extend_from_slice(&payload);
+        }
         if (whole.len() as u64) < h.total {
             group.parts.insert(rank, whole);
             return;
         }
         group.inbox_count[rank] += 1;
-        if group.inbox_count[rank] > INBOX {
-            return self.corrupt(p, format!("more than {INBOX} control messages that nobody reads"));
+        group.inbox_bytes[rank] += whole.len();
+        if group.inbox_count[rank] > INBOX || group.inbox_bytes[rank] > INBOX_BYTES {
+            return self.corrupt(p, format!("more than {INBOX} control messages, or {INBOX_BYTES} bytes, that nobody reads"));
         }
         group.inbox.entry((rank, h.step)).or_default().push_back(whole);
         self.ended = true;
@@ -921,4 +936,9 @@ impl State {
 /// Whether two calls differ: for collectives by the table, for messages in type or count.
 fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
     if seq == u64::MAX { a.dtype != b.dtype || a.count != b.count } else { a.disagreement(b).is_some() }
+}
+
+/// The text of a refusal, which a peer may make as long as a frame.
+fn reason(payload: &[u8]) -> String {
+    String::from_utf8_lossy(&payload[..payload.len().min(REASON)]).into_owned()
 }

@@ -43,6 +43,14 @@ impl Monitor {
         !self.queries.is_empty() && self.queries.remove(&seq)
     }
 
+    /// Remembers that rank 0 wants to hear of a call.
+    fn want(&mut self, seq: u64) {
+        self.queries.insert(seq);
+        while self.queries.len() > CALLS {
+            self.queries.pop_first();
+        }
+    }
+
     pub(crate) fn learn(&mut self, seq: u64, ranks: Vec<usize>) {
         self.arrived.insert(seq, ranks);
         while self.arrived.len() > CALLS {
@@ -107,7 +115,7 @@ impl State {
         }
         if first {
             if own.is_none() {
-                group.monitor.queries.insert(seq);
+                group.monitor.want(seq);
             }
             let h = Header { seq, ..Header::new(Kind::Query, group.id, group.generation) };
             let others: Vec<usize> =
@@ -124,10 +132,7 @@ impl State {
             return self.tell_status(g, seq, desc);
         }
         if let Some(group) = self.group_mut(g) {
-            group.monitor.queries.insert(seq);
-            while group.monitor.queries.len() > CALLS {
-                group.monitor.queries.pop_first();
-            }
+            group.monitor.want(seq);
         }
     }
 

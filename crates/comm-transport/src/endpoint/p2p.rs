@@ -191,7 +191,7 @@ impl State {
         self.peers[p].announced.retain(|(k, ..)| *k != key);
         self.drop_unexpected(p, |u| u.key == key);
         let mut text = reason.as_bytes().to_vec();
-        text.truncate(4096);
+        text.truncate(super::group::REASON);
         self.send_control(p, h, text);
     }
 

@@ -86,6 +86,8 @@ pub(crate) struct Peer {
     pub(crate) unexpected: Vec<Unexpected>,
     /// Point-to-point messages announced by the peer: key, descriptor, length.
     pub(crate) announced: Vec<(Key, OpDesc, u64)>,
+    /// Cost of its frames among the orphans.
+    pub(crate) orphaned: u64,
 }
 
 pub(crate) struct State {
@@ -107,8 +109,10 @@ pub(crate) struct State {
     pub(crate) checksum: bool,
     pub(crate) scratch: Vec<u8>,
     pub(crate) notify: Arc<Notify>,
-    /// Control frames for groups that this rank has not created yet.
+    /// Frames for groups that this rank has not created yet.
     pub(crate) orphans: VecDeque<(usize, Header, Vec<u8>)>,
+    /// Ids of groups that were forgotten here: late frames of theirs are no orphans.
+    pub(crate) dead: VecDeque<u64>,
     /// Connections that ended without goodbye, and when.
     suspects: Vec<(usize, Time, PeerCause)>,
     /// Operations that wait for a member that has finalized, the endpoint rank, and since when.
@@ -139,6 +143,7 @@ impl State {
                 posted: Vec::new(),
                 unexpected: Vec::new(),
                 announced: Vec::new(),
+                orphaned: 0,
             })
             .collect();
         Self {
@@ -158,6 +163,7 @@ impl State {
             scratch: Vec::new(),
             notify,
             orphans: VecDeque::new(),
+            dead: VecDeque::new(),
             suspects: Vec::new(),
             forsaken: Vec::new(),
             pass: 0,
