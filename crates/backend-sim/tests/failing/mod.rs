@@ -2,6 +2,7 @@
 //! calls as data, and a record of how long errors took.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod ends;
 pub mod mismatch;
 pub mod p2p;
 pub mod refused;

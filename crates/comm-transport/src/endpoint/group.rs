@@ -740,6 +740,18 @@ impl State {
             self.tell_failure(g, &f);
         }
         self.tell_end(g, u64::from(how == Gone::Finalized));
+        // What peers have sent for calls that this rank will not make now.
+        let early = self.peers.iter().enumerate().find_map(|(p, peer)| {
+            let future = |u: &&super::state::Unexpected| {
+                u.key.group == g
+                    && u.key.kind == COLLECTIVE
+                    && self.group(g).is_some_and(|g| matches!(g.known(u.key.seq), Known::Future))
+            };
+            peer.unexpected.iter().find(future).map(|u| (p, u.key, u.desc))
+        });
+        if let Some((p, key, theirs)) = early {
+            self.mismatch(g, p, key, theirs, Some(OpDesc::new(Operation::Finalize)));
+        }
     }
 
     fn tell_end(&mut self, g: usize, offset: u64) {
@@ -926,7 +938,8 @@ impl State {
         group.inbox_count[rank] += 1;
         group.inbox_bytes[rank] += whole.len();
         if group.inbox_count[rank] > INBOX || group.inbox_bytes[rank] > INBOX_BYTES {
-            return self.corrupt(p, format!("more than {INBOX} control messages, or {INBOX_BYTES} bytes, that nobody reads"));
+            return self
+                .corrupt(p, format!("more than {INBOX} control messages, or {INBOX_BYTES} bytes, that nobody reads"));
         }
         group.inbox.entry((rank, h.step)).or_default().push_back(whole);
         self.ended = true;

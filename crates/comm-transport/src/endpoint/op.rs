@@ -64,6 +64,8 @@ pub(crate) struct OpSlot {
     pub(crate) started: Time,
     pub(crate) deadline: Time,
     pub(crate) reported: bool,
+    /// All members were told, because rank 0 did not answer.
+    pub(crate) cried: bool,
 }
 
 impl OpSlot {
@@ -86,6 +88,7 @@ impl OpSlot {
             started: Time::default(),
             deadline: Time::default(),
             reported: false,
+            cried: false,
         }
     }
 
@@ -107,6 +110,7 @@ impl OpSlot {
         self.started = started;
         self.deadline = deadline;
         self.reported = false;
+        self.cried = false;
     }
 
     pub(crate) fn issue(&mut self) -> PieceId {

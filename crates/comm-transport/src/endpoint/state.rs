@@ -270,6 +270,8 @@ impl State {
             earlier(s.deadline);
             if !s.reported && s.seq.is_some() {
                 earlier(s.started.after(super::monitor::SUSPICIOUS));
+            } else if !s.cried && s.seq.is_some() {
+                earlier(s.started.after(super::monitor::UNANSWERED));
             }
         }
         if let Some(t) = self.monitor_timer() {
