@@ -178,7 +178,8 @@ fn strangers_at_the_data_port() {
     for s in &mut strangers {
         s.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
         let mut b = [0; 64];
-        if !matches!(s.read(&mut b), Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut)) {
+        if !matches!(s.read(&mut b), Err(e) if matches!(e.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut))
+        {
             dropped += 1;
         }
     }

@@ -388,7 +388,11 @@ impl State {
         let (g, seq, desc) = (slot.group, slot.seq.unwrap_or(0), slot.desc);
         let piece = slot.issue();
         let key = Key { group: g, kind: COLLECTIVE, seq, step };
-        self.post(op, rank, Posted { key, desc, sink, len: len as u64, got: 0, carry: Vec::new(), op, piece });
+        self.post(
+            op,
+            rank,
+            Posted { key, desc, sink, len: len as u64, got: 0, carry: Vec::new(), panicked: None, op, piece },
+        );
         piece
     }
 

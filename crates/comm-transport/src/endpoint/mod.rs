@@ -573,7 +573,7 @@ fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
     if let Some(r) = ended(st) {
         return Some(r);
     }
-    if let Poll::Ready(r) = task.poll(&mut Port { st, op }) {
+    if let Poll::Ready(r) = st.poll_contained(op, task) {
         st.finish_op(op, r);
     }
     ended(st)

@@ -266,6 +266,26 @@ impl State {
         }
     }
 
+    /// Polls a task; a panic of the user's code in it ends the operation.
+    pub(crate) fn poll_contained(&mut self, op: OpId, task: &mut dyn Task) -> Poll<Result<()>> {
+        match super::rx::contain(|| task.poll(&mut Port { st: self, op })) {
+            Ok(p) => p,
+            Err(text) => {
+                self.panicked(op, &text);
+                // `panicked` has ended the operation, unless its group had failed or left before.
+                Poll::Ready(Err(Error::invalid(format!("the operation panicked: {text}"))))
+            }
+        }
+    }
+
+    /// The user's code in an operation has panicked: its state is lost on this rank, so the group fails.
+    pub(crate) fn panicked(&mut self, op: OpId, text: &str) {
+        let Some(g) = self.slot(op).map(|s| s.group) else { return };
+        let Some(rank) = self.group(g).map(|g| g.rank) else { return };
+        let cause = format!("the reduce function panicked on rank {rank}: {text}");
+        self.fail_group(g, comm_core::ErrorKind::Aborted { rank, cause }.into(), true);
+    }
+
     /// Polls one task once.
     pub(crate) fn poll_task(&mut self, op: OpId) {
         let Some(slot) = self.slot(op) else { return };
@@ -274,7 +294,7 @@ impl State {
         }
         slot.touched = false;
         let Some(mut task) = slot.task.take() else { return };
-        let polled = task.poll(&mut Port { st: self, op });
+        let polled = self.poll_contained(op, task.as_mut());
         match polled {
             Poll::Ready(r) => self.finish_op(op, r),
             Poll::Pending => {

@@ -106,7 +106,17 @@ impl State {
         let key = self.message_key(op, &m);
         let piece = self.ops[op.index as usize].issue();
         let len = m.bytes as u64;
-        let x = Posted { key, desc: m.desc, sink: Sink::Copy(ptr), len, got: 0, carry: Vec::new(), op, piece };
+        let x = Posted {
+            key,
+            desc: m.desc,
+            sink: Sink::Copy(ptr),
+            len,
+            got: 0,
+            carry: Vec::new(),
+            panicked: None,
+            op,
+            piece,
+        };
         if self.group(key.group).is_some_and(|g| g.rank == m.peer) {
             self.recv_from_self(x);
             return piece;

@@ -434,9 +434,13 @@ impl State {
     /// Ends a posted receive that has all its bytes.
     fn complete_posted(&mut self, p: usize, key: &Key) {
         let peer = &mut self.peers[p];
-        if let Some(i) = peer.posted.iter().position(|x| x.key == *key && x.got == x.len) {
+        let over = |x: &Posted| x.key == *key && (x.got == x.len || x.panicked.is_some());
+        if let Some(i) = peer.posted.iter().position(over) {
             let x = peer.posted.swap_remove(i);
-            self.piece_done(x.op, x.piece);
+            match x.panicked {
+                Some(text) => self.panicked(x.op, &text),
+                None => self.piece_done(x.op, x.piece),
+            }
         }
     }
 
@@ -466,7 +470,10 @@ impl State {
         let key = x.key;
         if compatible(key.kind, &x.desc, &u.desc) && u.total == x.len {
             absorb(&mut x, &mut u.data);
-            if x.got == x.len {
+            if let Some(text) = &x.panicked {
+                let text = text.clone();
+                self.panicked(x.op, &text);
+            } else if x.got == x.len {
                 self.piece_done(x.op, x.piece);
             } else {
                 // The rest is under way.
@@ -530,14 +537,21 @@ fn absorb(x: &mut Posted, bytes: &mut [u8]) {
         Sink::Fold { dst, own, reducer } => (*dst, *own, reducer),
     };
     let unit = reducer.unit();
+    if x.panicked.is_some() {
+        // The operation ends when this frame does.
+        x.got += bytes.len() as u64;
+        return;
+    }
     let mut rest = bytes;
     // The stream may cut elements: first complete the one that was begun, then fold the whole ones.
     while !rest.is_empty() {
         if x.carry.is_empty() && rest.len() >= unit {
             let n = rest.len() / unit * unit;
             let (whole, tail) = rest.split_at_mut(n);
+            let at = x.got as usize;
             // SAFETY: `got` lies on an element of the posted range, which is valid for its whole length.
-            unsafe { fold_at(dst, own, x.got as usize, whole, reducer) };
+            let r = contain(|| unsafe { fold_at(dst, own, at, whole, reducer) });
+            x.panicked = x.panicked.take().or(r.err());
             x.got += n as u64;
             rest = tail;
         } else {
@@ -547,12 +561,24 @@ fn absorb(x: &mut Posted, bytes: &mut [u8]) {
             x.got += n as u64;
             rest = tail;
             if x.carry.len() == unit {
+                let (at, carry) = (x.got as usize - unit, &mut x.carry);
                 // SAFETY: as above; the element begins `unit` bytes back.
-                unsafe { fold_at(dst, own, x.got as usize - unit, &mut x.carry, reducer) };
+                let r = contain(|| unsafe { fold_at(dst, own, at, carry, reducer) });
+                x.panicked = x.panicked.take().or(r.err());
                 x.carry.clear();
             }
         }
     }
+}
+
+/// Runs code of the user's. A panic must not unwind through the endpoint: posted receives would outlive their
+/// buffers, and the engine would die. The error is its text.
+pub(crate) fn contain<R>(f: impl FnOnce() -> R) -> Result<R, String> {
+    // The buffers of an operation that fails have unspecified contents, so that a torn state is no harm.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(f)).map_err(|p| {
+        let text = p.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| p.downcast_ref::<String>().cloned());
+        text.unwrap_or_else(|| "(no message)".into())
+    })
 }
 
 /// `dst[at..] = own[at..] op x`.

@@ -61,6 +61,8 @@ pub(crate) struct Posted {
     pub(crate) got: u64,
     /// Bytes of an element that has not arrived whole (folds only).
     pub(crate) carry: Vec<u8>,
+    /// The reduce function has panicked, and said this.
+    pub(crate) panicked: Option<String>,
     pub(crate) op: OpId,
     pub(crate) piece: PieceId,
 }
