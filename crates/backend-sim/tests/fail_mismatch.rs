@@ -54,8 +54,8 @@ fn two_roots_wait_for_each_other() {
 fn a_message_to_oneself_that_does_not_fit() {
     let comms = make(1, &CommOptions::new().timeout(failing::HANGS));
     let w = comms[0].send_async(vec![1u8; 5], 0).unwrap();
-    let e = comms[0].recv(&mut [0u8; 6], 0).unwrap_err();
+    let e = comms[0].recv([0u8; 6], 0).unwrap_err();
     assert_eq!(e.kind().name(), "Mismatch", "{e}");
     drop(w.wait());
-    comms[0].all_reduce(&mut [1i32], op::Sum).unwrap_err();
+    comms[0].all_reduce([1i32], op::Sum).unwrap_err();
 }

@@ -189,7 +189,7 @@ fn strangers_at_the_data_port() {
         .map(|c| {
             std::thread::spawn(move || {
                 let mut x = [c.rank() as u32 + 1];
-                c.all_reduce(&mut x, op::Sum).unwrap();
+                c.all_reduce(x, op::Sum).unwrap();
                 c.finalize(LIMIT).unwrap();
                 x[0]
             })

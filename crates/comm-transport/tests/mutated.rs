@@ -150,7 +150,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 /// Places near the headers of the early, short frames are likelier than the middle of long payloads.
 fn place(at: u64, len: usize) -> usize {
     let len = len.max(1) as u64;
-    (if at % 4 == 0 { (at / 4) % len } else { (at / 4) % len.min(3000) }) as usize
+    (if at.is_multiple_of(4) { (at / 4) % len } else { (at / 4) % len.min(3000) }) as usize
 }
 
 fn apply(log: &mut Vec<u8>, d: &Damage) {

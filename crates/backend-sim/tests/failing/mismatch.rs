@@ -109,7 +109,7 @@ pub fn table(small: bool) -> Vec<Case> {
             for (base, other) in pairs(n, if small { 16 } else { 50_000 }) {
                 for how in FORMS {
                     // Endings take turns.
-                    let (before, then_finalize, leave) = ((i / 3) % 2, (i / 2) % 2 == 0, i % 5 == 0);
+                    let (before, then_finalize, leave) = ((i / 3) % 2, (i / 2).is_multiple_of(2), i.is_multiple_of(5));
                     list.push(Case { n, odd, base, other, how, before, then_finalize, leave });
                     i += 1;
                 }

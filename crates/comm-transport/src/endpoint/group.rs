@@ -277,12 +277,12 @@ impl State {
             }
             return Err(self.localized(g, seq.map(|s| (s, desc))));
         }
-        if let Some(seq) = seq {
-            if let Some((rank, reason)) = group.refused.remove(&seq) {
-                group.remember(seq, desc, true);
-                self.drop_call(g, seq);
-                return Err(ErrorKind::PeerRefused { rank, reason }.into());
-            }
+        if let Some(seq) = seq
+            && let Some((rank, reason)) = group.refused.remove(&seq)
+        {
+            group.remember(seq, desc, true);
+            self.drop_call(g, seq);
+            return Err(ErrorKind::PeerRefused { rank, reason }.into());
         }
         let index = self.free_ops.pop().unwrap_or_else(|| {
             self.ops.push(OpSlot::empty());
@@ -694,10 +694,8 @@ impl State {
         group.saw(rank, seq);
         match group.known(seq) {
             Known::Open(op) => self.finish_op(op, Err(ErrorKind::PeerRefused { rank, reason }.into())),
-            Known::Future => {
-                if group.refused.len() < FUTURE {
-                    group.refused.insert(seq, (rank, reason));
-                }
+            Known::Future if group.refused.len() < FUTURE => {
+                group.refused.insert(seq, (rank, reason));
             }
             _ => {}
         }
@@ -914,10 +912,10 @@ impl State {
             Kind::Query => self.queried(g, h.seq),
             Kind::Publish => self.published(g, rank, h.seq, h.offset),
             Kind::Arrivals => {
-                if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g)) {
-                    if list.len() <= group.members.len() {
-                        group.monitor.learn(h.seq, list);
-                    }
+                if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g))
+                    && list.len() <= group.members.len()
+                {
+                    group.monitor.learn(h.seq, list);
                 }
             }
             Kind::Heartbeat | Kind::Collective | Kind::Eager | Kind::P2pData => {}
