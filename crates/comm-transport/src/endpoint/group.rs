@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Phase, Result, Time};
+use comm_core::{Error, ErrorKind, OpDesc, Operation, PeerCause, Phase, Result, Time};
 use serde::{Deserialize, Serialize};
 
 use super::monitor::Monitor;
@@ -22,6 +22,14 @@ const HISTORY: usize = 512;
 const FUTURE: usize = 1024;
 /// Messages that one peer may have waiting in the control inbox.
 const INBOX: usize = 4096;
+/// And their bytes: two of the longest.
+const INBOX_BYTES: usize = 128 << 20;
+
+/// Forgotten groups whose late frames are recognised.
+const DEAD: usize = 1024;
+
+/// Longest text of a refusal that is sent or kept.
+pub(super) const REASON: usize = 4096;
 
 /// How a member left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,11 +94,18 @@ pub(crate) struct Group {
     refused: BTreeMap<u64, (usize, String)>,
     pub(crate) refused_p2p: Vec<super::p2p::RefusedP2p>,
     gone: Vec<Option<Gone>>,
+    /// Members that have said that all goodbyes reached them and nothing was wrong.
+    farewell: Vec<bool>,
     left: Option<Gone>,
+    /// This rank has sent its farewell.
+    parted: bool,
+    /// Nothing that arrives matters any more: closed, or finalize has returned.
+    over: bool,
     /// Highest collective call that each member is known to have made, plus one.
     seen: Vec<u64>,
     inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
     inbox_count: Vec<usize>,
+    inbox_bytes: Vec<usize>,
     parts: HashMap<usize, Vec<u8>>,
     pub(crate) monitor: Monitor,
 }
@@ -111,7 +126,7 @@ impl Group {
             return if c.refused { Known::Refused } else { Known::Closed(c.desc) };
         }
         match self.newest {
-            Some(n) if seq + (HISTORY as u64) <= n => Known::Old,
+            Some(n) if n.saturating_sub(seq) >= HISTORY as u64 => Known::Old,
             _ => Known::Future,
         }
     }
@@ -142,7 +157,8 @@ impl Group {
     }
 
     pub(crate) fn saw(&mut self, rank: usize, seq: u64) {
-        self.seen[rank] = self.seen[rank].max(seq + 1);
+        // A peer may send any number.
+        self.seen[rank] = self.seen[rank].max(seq.saturating_add(1));
     }
 }
 
@@ -193,10 +209,14 @@ impl State {
             refused: BTreeMap::new(),
             refused_p2p: Vec::new(),
             gone: vec![None; n],
+            farewell: vec![false; n],
             left: None,
+            parted: false,
+            over: false,
             seen: vec![0; n],
             inbox: HashMap::new(),
             inbox_count: vec![0; n],
+            inbox_bytes: vec![0; n],
             parts: HashMap::new(),
             monitor: Monitor::default(),
         };
@@ -212,10 +232,13 @@ impl State {
             peer.chans.resize(self.groups.len(), fresh);
             peer.chans[g] = fresh;
         }
-        // Control messages may have come before the group.
+        // Frames may have come before the group.
+        let id = self.groups[g].as_ref().map(|g| g.id);
+        self.dead.retain(|d| Some(*d) != id);
         for (p, h, payload) in std::mem::take(&mut self.orphans) {
-            if self.by_id.get(&h.comm) == Some(&g) {
-                self.control_frame(p, h, Some(g), false, payload);
+            if Some(h.comm) == id {
+                self.peers[p].orphaned -= payload.len() as u64 + super::state::OVERHEAD;
+                self.adopt(p, g, h, payload);
             } else {
                 self.orphans.push_back((p, h, payload));
             }
@@ -234,6 +257,10 @@ impl State {
     pub(crate) fn drop_group(&mut self, g: usize) {
         let Some(group) = self.groups[g].take() else { return };
         self.by_id.remove(&group.id);
+        if self.dead.len() == DEAD {
+            self.dead.pop_front();
+        }
+        self.dead.push_back(group.id);
         for peer in &mut self.peers {
             peer.posted.retain(|x| x.key.group != g);
             peer.unexpected.retain(|u| u.key.group != g);
@@ -251,7 +278,13 @@ impl State {
         if group.left.is_some() {
             return Err(ErrorKind::Finalized.into());
         }
-        if group.failed.is_some() {
+        if let Some(f) = &group.failed {
+            // The call that the failure is about counts, so that later calls get the same answer.
+            if let (Some(s), Some((failed, _))) = (seq, &f.calls)
+                && s == *failed
+            {
+                group.remember(s, desc, false);
+            }
             return Err(self.localized(g, seq.map(|s| (s, desc))));
         }
         if let Some(seq) = seq
@@ -394,8 +427,11 @@ impl State {
             // Blame is decided in a moment; the operation waits for that.
             return None;
         }
+        if group.gone[rank] == Some(Gone::Finalized) && group.failed.is_none() {
+            self.forsaken(op, p);
+            return None;
+        }
         self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
-        let _ = op;
         None
     }
 
@@ -417,9 +453,10 @@ impl State {
         if let Some(r) = group.rank_of(p) {
             group.saw(r, seq);
         }
-        if group.failed.is_some() || group.left.is_some() {
+        if group.failed.is_some() || group.over {
             return false;
         }
+        let finalizing = group.left.is_some();
         let key = Key { group: g, kind: COLLECTIVE, seq, step: 0 };
         match group.known(seq) {
             Known::Open(op) => {
@@ -436,6 +473,11 @@ impl State {
                 }
                 false
             }
+            // This rank makes no more calls: the peer is in one that does not match finalize.
+            Known::Future if finalizing => {
+                self.mismatch(g, p, key, *theirs, Some(OpDesc::new(Operation::Finalize)));
+                false
+            }
             Known::Future => true,
             Known::Refused | Known::Old => false,
         }
@@ -443,9 +485,14 @@ impl State {
 
     /// The descriptor of a call that this rank has made.
     pub(crate) fn own_call(&self, g: usize, seq: u64) -> Option<OpDesc> {
-        match self.group(g)?.known(seq) {
+        let group = self.group(g)?;
+        match group.known(seq) {
             Known::Open(op) => Some(self.ops[op.index as usize].desc),
             Known::Closed(d) => Some(d),
+            // Finalize stands for every call that this rank will not make; `u64::MAX` is no call, see `mismatch`.
+            Known::Future if group.left == Some(Gone::Finalized) && seq != u64::MAX => {
+                Some(OpDesc::new(Operation::Finalize))
+            }
             _ => None,
         }
     }
@@ -470,14 +517,19 @@ impl State {
 
     pub(crate) fn fail(&mut self, g: usize, failure: Failure, tell: bool) {
         let Some(group) = self.group_mut(g) else { return };
-        if group.failed.is_some() || group.left.is_some() {
+        if group.failed.is_some() || group.over {
             return;
         }
         tracing::debug!(comm = %group.name, rank = group.rank, error = %failure.error, "communicator failed");
-        let payload = if tell { postcard::to_allocvec(&failure).unwrap_or_default() } else { Vec::new() };
-        let h = Header::new(Kind::Abort, group.id, group.generation);
-        let members = group.members.clone();
-        group.failed = Some(failure);
+        group.failed = Some(failure.clone());
+        self.end_ops(g);
+        if tell {
+            self.tell_failure(g, &failure);
+        }
+    }
+
+    /// Ends what is in flight with the group's failure.
+    fn end_ops(&mut self, g: usize) {
         let ops: Vec<OpId> = (0..self.ops.len())
             .filter(|i| self.ops[*i].live && self.ops[*i].group == g && self.ops[*i].result.is_none())
             .map(|i| OpId { index: i as u32, life: self.ops[i].life })
@@ -494,11 +546,34 @@ impl State {
         }
         self.ended = true;
         self.moved = true;
-        if tell && payload.len() <= FRAGMENT {
-            for m in members {
-                if m != self.rank {
-                    self.send_control(m, h, payload.clone());
-                }
+    }
+
+    /// Local end: what is in flight fails, the others are told and not waited for.
+    pub(crate) fn close_group(&mut self, g: usize) {
+        self.say_goodbye(g, Gone::Closed);
+        if let Some(group) = self.group_mut(g)
+            && group.failed.is_none()
+        {
+            group.failed = Some(Failure { origin: group.rank, error: ErrorKind::Finalized.into(), calls: None });
+            self.end_ops(g);
+        }
+    }
+
+    fn tell_failure(&mut self, g: usize, failure: &Failure) {
+        let Some(group) = self.group(g) else { return };
+        let h = Header::new(Kind::Abort, group.id, group.generation);
+        let members = group.members.clone();
+        let mut payload = postcard::to_allocvec(failure).unwrap_or_default();
+        if payload.len() > FRAGMENT {
+            // Better a shorter reason than none.
+            let cause = failure.error.to_string().chars().take(4096).collect();
+            let error = ErrorKind::Aborted { rank: failure.origin, cause }.into();
+            payload =
+                postcard::to_allocvec(&Failure { origin: failure.origin, error, calls: None }).unwrap_or_default();
+        }
+        for m in members {
+            if m != self.rank {
+                self.send_control(m, h, payload.clone());
             }
         }
     }
@@ -541,11 +616,15 @@ impl State {
     pub(crate) fn blame(&mut self, g: usize, p: usize, cause: PeerCause) {
         let Some(group) = self.group(g) else { return };
         let Some(rank) = group.rank_of(p) else { return };
-        if group.left.is_some() {
+        if group.over {
             return;
         }
         match group.gone[rank] {
             None => self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true),
+            // It has not got to its end: all goodbyes and farewells.
+            Some(Gone::Finalized) if group.left.is_some() && !group.farewell[rank] => {
+                self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
+            }
             Some(_) => self.fail_if_needed(g, p, rank),
         }
     }
@@ -555,6 +634,43 @@ impl State {
         let peer = &self.peers[p];
         let waits = peer.posted.iter().any(|x| x.key.group == g) || peer.tx.has_data(g);
         if waits {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+        }
+    }
+
+    /// A member has finalized. A call here that waits for it was made in error, but the peer's last calls may
+    /// explain it better: whoever waits reports its call at once, and blames the peer if no better news comes.
+    fn miss(&mut self, g: usize, p: usize) {
+        let waiting: Vec<OpId> = (0..self.ops.len())
+            .filter(|i| self.ops[*i].live && self.ops[*i].group == g && self.ops[*i].result.is_none())
+            .map(|i| OpId { index: i as u32, life: self.ops[i].life })
+            .filter(|op| self.peers[p].posted.iter().any(|x| x.op == *op) || self.peers[p].tx.has_op(*op))
+            .collect();
+        for op in waiting {
+            self.forsaken(op, p);
+        }
+    }
+
+    /// Operation `op` waits for a member that has finalized.
+    fn forsaken(&mut self, op: OpId, p: usize) {
+        if self.forsaken.iter().any(|(o, ..)| *o == op) {
+            return;
+        }
+        let now = self.now();
+        self.forsaken.push((op, p, now));
+        if self.slot(op).is_some_and(|s| !s.reported) {
+            self.report(op);
+        }
+    }
+
+    /// Blames members that have finalized for the calls that still wait for them.
+    pub(crate) fn check_forsaken(&mut self, now: Time) {
+        while let Some((op, p, since)) = self.forsaken.first().copied()
+            && since.after(super::state::LAST_WORD) <= now
+        {
+            self.forsaken.remove(0);
+            let Some(g) = self.slot(op).filter(|s| s.result.is_none()).map(|s| s.group) else { continue };
+            let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { continue };
             self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
         }
     }
@@ -571,7 +687,7 @@ impl State {
         let members = group.members.clone();
         self.drop_call(g, seq);
         let mut text = reason.as_bytes().to_vec();
-        text.truncate(4096);
+        text.truncate(REASON);
         for m in members {
             if m != self.rank {
                 self.send_control(m, h, text.clone());
@@ -618,14 +734,36 @@ impl State {
         }
     }
 
-    /// Says goodbye. After it the group takes no more part in anything.
+    /// Says goodbye. After it this rank makes no more calls.
     pub(crate) fn say_goodbye(&mut self, g: usize, how: Gone) {
         let Some(group) = self.group_mut(g) else { return };
         if group.left.is_some() {
             return;
         }
         group.left = Some(how);
-        let offset = u64::from(how == Gone::Finalized);
+        // Who has failed waits for nobody.
+        group.over = how == Gone::Closed || group.failed.is_some();
+        // The reason goes first: a member that has not heard it yet must not blame this rank for leaving.
+        if let Some(f) = group.failed.clone() {
+            self.tell_failure(g, &f);
+        }
+        self.tell_end(g, u64::from(how == Gone::Finalized));
+        // What peers have sent for calls that this rank will not make now.
+        let early = self.peers.iter().enumerate().find_map(|(p, peer)| {
+            let future = |u: &&super::state::Unexpected| {
+                u.key.group == g
+                    && u.key.kind == COLLECTIVE
+                    && self.group(g).is_some_and(|g| matches!(g.known(u.key.seq), Known::Future))
+            };
+            peer.unexpected.iter().find(future).map(|u| (p, u.key, u.desc))
+        });
+        if let Some((p, key, theirs)) = early {
+            self.mismatch(g, p, key, theirs, Some(OpDesc::new(Operation::Finalize)));
+        }
+    }
+
+    fn tell_end(&mut self, g: usize, offset: u64) {
+        let Some(group) = self.group(g) else { return };
         let h = Header { offset, ..Header::new(Kind::Goodbye, group.id, group.generation) };
         let members = group.members.clone();
         for m in members {
@@ -635,33 +773,57 @@ impl State {
         }
     }
 
-    /// Whether all members have finalized; the error if one cannot any more.
-    pub(crate) fn all_finalized(&self, g: usize) -> Option<Result<()>> {
+    /// Whether all members have finalized and found nothing wrong; the error if that cannot be any more.
+    ///
+    /// In two rounds: when all goodbyes are here, everything that anybody ever sent to this rank has been
+    /// looked at; if it was in order, the others get a farewell. So nobody's finalize goes well when
+    /// somebody else has found a mismatch.
+    pub(crate) fn all_finalized(&mut self, g: usize) -> Option<Result<()>> {
         let group = self.group(g)?;
-        if group.failed.is_some() {
+        if group.failed.is_none()
+            && let Some(rank) = group.gone.iter().position(|g| *g == Some(Gone::Closed))
+        {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+        }
+        // One that said goodbye and then was lost before its farewell.
+        let lost = self.group(g)?.members.iter().enumerate().find_map(|(r, m)| {
+            let cause = self.peers[*m].down.filter(|_| !self.is_suspect(*m))?;
+            let group = self.group(g)?;
+            (group.gone[r] == Some(Gone::Finalized) && !group.farewell[r]).then_some((r, cause))
+        });
+        if let Some((rank, cause)) = lost {
+            self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
+        }
+        if self.group(g)?.failed.is_some() {
             return Some(Err(self.localized(g, None)));
         }
-        for (r, m) in group.members.iter().enumerate() {
-            if r == group.rank {
-                continue;
-            }
-            match group.gone[r] {
-                Some(Gone::Finalized) => {}
-                Some(Gone::Closed) => {
-                    return Some(Err(ErrorKind::PeerFailed { rank: r, cause: PeerCause::Closed }.into()));
-                }
-                None => {
-                    return self.peers[*m].down.map(|cause| Err(ErrorKind::PeerFailed { rank: r, cause }.into()));
-                }
-            }
+        let group = self.group_mut(g)?;
+        let others = |list: &mut dyn Iterator<Item = bool>| list.enumerate().all(|(r, x)| x || r == group.rank);
+        if !others(&mut group.gone.iter().map(Option::is_some)) {
+            // A member whose connection is gone fails the group in a moment, see `blame`.
+            return None;
         }
-        Some(Ok(()))
+        let ended = others(&mut group.farewell.iter().copied());
+        if !std::mem::replace(&mut group.parted, true) {
+            self.tell_end(g, 2);
+        }
+        ended.then_some(Ok(()))
+    }
+
+    /// Finalize returns: what comes now does not matter.
+    pub(crate) fn end_finalize(&mut self, g: usize) {
+        if let Some(group) = self.group_mut(g) {
+            group.over = true;
+        }
     }
 
     /// Members that have not finalized.
     pub(crate) fn not_finalized(&self, g: usize) -> Vec<usize> {
         self.group(g)
-            .map(|g| (0..g.members.len()).filter(|r| *r != g.rank && g.gone[*r].is_none()).collect())
+            .map(|g| {
+                let absent = |r: &usize| *r != g.rank && if g.parted { !g.farewell[*r] } else { g.gone[*r].is_none() };
+                (0..g.members.len()).filter(absent).collect()
+            })
             .unwrap_or_default()
     }
 
@@ -703,6 +865,7 @@ impl State {
             }
             if let Some(m) = m {
                 group.inbox_count[rank] = group.inbox_count[rank].saturating_sub(1);
+                group.inbox_bytes[rank] = group.inbox_bytes[rank].saturating_sub(m.len());
                 return Some(Ok(m));
             }
         }
@@ -719,19 +882,9 @@ impl State {
         None
     }
 
-    /// Handles a small frame. `discard`: the group is gone or of another generation.
-    pub(crate) fn control_frame(&mut self, p: usize, h: Header, group: Option<usize>, discard: bool, payload: Vec<u8>) {
-        let Some(g) = group else {
-            // The peer may have created the communicator before this rank did.
-            if h.kind == Kind::Control && self.orphans.len() < 64 * self.peers.len() {
-                self.orphans.push_back((p, h, payload));
-            }
-            return;
-        };
+    /// Handles a small frame of a group.
+    pub(crate) fn control_frame(&mut self, p: usize, h: Header, g: usize, payload: Vec<u8>) {
         let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { return };
-        if discard {
-            return;
-        }
         match h.kind {
             Kind::Credit => {
                 let window = self.group(g).map_or(0, |g| g.window);
@@ -741,8 +894,8 @@ impl State {
                 self.pump_tx(p);
             }
             Kind::Control => self.control_part(p, g, rank, &h, payload),
-            Kind::Refuse => self.refused_by(g, rank, h.seq, String::from_utf8_lossy(&payload).into_owned()),
-            Kind::RefuseP2p => self.message_refused(p, g, rank, &h, String::from_utf8_lossy(&payload).into_owned()),
+            Kind::Refuse => self.refused_by(g, rank, h.seq, reason(&payload)),
+            Kind::RefuseP2p => self.message_refused(p, g, rank, &h, reason(&payload)),
             Kind::RequestToSend => self.announced(p, g, &h),
             Kind::ClearToSend => self.cleared(p, g, &h),
             Kind::Abort => match postcard::from_bytes::<Failure>(&payload) {
@@ -750,18 +903,24 @@ impl State {
                 Err(_) => self.corrupt(p, "an abort frame that cannot be read".into()),
             },
             Kind::Goodbye => {
-                let how = if h.offset == 1 { Gone::Finalized } else { Gone::Closed };
+                let how = if h.offset == 0 { Gone::Closed } else { Gone::Finalized };
                 if let Some(group) = self.group_mut(g) {
                     group.gone[rank] = Some(how);
+                    group.farewell[rank] |= h.offset == 2;
                 }
                 self.ended = true;
-                self.fail_if_needed(g, p, rank);
+                match how {
+                    Gone::Finalized => self.miss(g, p),
+                    Gone::Closed => self.fail_if_needed(g, p, rank),
+                }
             }
             Kind::Status => self.status(g, rank, h.seq, h.desc, h.offset == 1),
             Kind::Query => self.queried(g, h.seq),
             Kind::Publish => self.published(g, rank, h.seq, h.offset),
             Kind::Arrivals => {
-                if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g)) {
+                if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g))
+                    && list.len() <= group.members.len()
+                {
                     group.monitor.learn(h.seq, list);
                 }
             }
@@ -771,18 +930,24 @@ impl State {
 
     fn control_part(&mut self, p: usize, g: usize, rank: usize, h: &Header, payload: Vec<u8>) {
         let Some(group) = self.group_mut(g) else { return };
-        let begun = group.parts.remove(&rank).unwrap_or_default();
-        if begun.len() as u64 != h.offset {
+        let mut whole = group.parts.remove(&rank).unwrap_or_default();
+        if whole.len() as u64 != h.offset {
             return self.corrupt(p, "parts of a control message do not join".into());
         }
-        let whole = if begun.is_empty() { payload } else { [begun, payload].concat() };
+        if whole.is_empty() {
+            whole = payload;
+        } else {
+            whole.extend_from_slice(&payload);
+        }
         if (whole.len() as u64) < h.total {
             group.parts.insert(rank, whole);
             return;
         }
         group.inbox_count[rank] += 1;
-        if group.inbox_count[rank] > INBOX {
-            return self.corrupt(p, format!("more than {INBOX} control messages that nobody reads"));
+        group.inbox_bytes[rank] += whole.len();
+        if group.inbox_count[rank] > INBOX || group.inbox_bytes[rank] > INBOX_BYTES {
+            return self
+                .corrupt(p, format!("more than {INBOX} control messages, or {INBOX_BYTES} bytes, that nobody reads"));
         }
         group.inbox.entry((rank, h.step)).or_default().push_back(whole);
         self.ended = true;
@@ -792,4 +957,9 @@ impl State {
 /// Whether two calls differ: for collectives by the table, for messages in type or count.
 fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
     if seq == u64::MAX { a.dtype != b.dtype || a.count != b.count } else { a.disagreement(b).is_some() }
+}
+
+/// The text of a refusal, which a peer may make as long as a frame.
+fn reason(payload: &[u8]) -> String {
+    String::from_utf8_lossy(&payload[..payload.len().min(REASON)]).into_owned()
 }

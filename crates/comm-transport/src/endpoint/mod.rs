@@ -347,19 +347,21 @@ impl Endpoint {
         st.say_goodbye(index, Gone::Finalized);
         let ended = self.drive(st, Some(start.after(timeout)), |st| st.all_finalized(index));
         let result = ended.unwrap_or_else(|| {
-            let missing = self.state.lock().not_finalized(index);
-            Err(self.timeout(start, missing))
+            self.with(|st| {
+                let e = self.timeout(start, st.not_finalized(index));
+                // Those who come later must not wait for this rank.
+                st.fail_group(index, e.clone(), true);
+                Err(e)
+            })
         });
+        self.with(|st| st.end_finalize(index));
         self.flush();
         result
     }
 
     /// Local end of a group: everything of it in flight fails, peers are told without waiting for them.
     pub fn close(&self, g: GroupId) {
-        self.on_group(g, |st, g| {
-            st.fail_group(g, ErrorKind::Finalized.into(), false);
-            st.say_goodbye(g, Gone::Closed);
-        });
+        self.on_group(g, |st, g| st.close_group(g));
     }
 
     /// Forgets a group that was closed or finalized.
@@ -583,7 +585,7 @@ fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
     if let Some(r) = ended(st) {
         return Some(r);
     }
-    if let Poll::Ready(r) = task.poll(&mut Port { st, op }) {
+    if let Poll::Ready(r) = st.poll_contained(op, task) {
         st.task_ended(op, r);
     }
     ended(st)
