@@ -1,7 +1,7 @@
 //! `rustcomms perf`: measures one operation over real ranks and checks its results.
 //!
 //! [`ops`] is the table of operations, [`numbers`] the data and what must become of them, [`site`] the buffers of a
-//! call, [`bench`] the measurement, [`plan`] the arguments' meaning, [`report`] the output.
+//! call, [`mod@bench`] the measurement, [`plan`] the arguments' meaning, [`report`] the output.
 
 mod bench;
 mod numbers;
@@ -32,7 +32,7 @@ const FINALIZE: Duration = Duration::from_secs(60);
 /// Ranks that are started when nobody says how many.
 const DEFAULT_RANKS: usize = 2;
 
-/// Measure an operation and check its results.
+/// Measure an operation and check its results
 ///
 /// The letters, the columns, the sizes and the bandwidths are those of nccl-tests; what reads its output reads
 /// this. Without the variables of a launcher (rustcomms run, torchrun) the command starts its own ranks on
@@ -83,7 +83,7 @@ pub(crate) struct Args {
     #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
     iters: usize,
     /// Calls to warm up, per size and form.
-    #[arg(short = 'w', long, value_name = "N", default_value_t = 5)]
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
     warmup_iters: usize,
     /// Element type, as we or nccl-tests name it (f32, float, …), or all [default: float].
     #[arg(short = 'd', long = "datatype", value_name = "TYPE")]
