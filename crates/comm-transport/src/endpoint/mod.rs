@@ -10,6 +10,9 @@
 //! bounded by credit per peer and communicator, long point-to-point messages wait at the sender, and
 //! long messages are cut into frames that take turns.
 
+mod control;
+mod failure;
+mod flight;
 mod group;
 mod monitor;
 mod op;
@@ -21,12 +24,13 @@ mod tx;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
 use parking_lot::{Mutex, MutexGuard};
 
+use self::flight::Flight;
 use self::group::Gone;
 pub use self::group::GroupSpec;
 pub use self::op::{Message, OpId, PieceId, Port, Sink, Task};
@@ -589,77 +593,4 @@ fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
         st.task_ended(op, r);
     }
     ended(st)
-}
-
-/// An operation in flight.
-struct Flight {
-    endpoint: Arc<Endpoint>,
-    op: OpId,
-    result: Option<Result<()>>,
-}
-
-impl Flight {
-    fn take(&mut self, st: &mut State) -> Option<Result<()>> {
-        if self.result.is_none() {
-            self.result = st.release_op(self.op);
-        }
-        self.result.clone()
-    }
-}
-
-impl Pending for Flight {
-    fn poll(&mut self) -> Poll<Result<()>> {
-        let endpoint = Arc::clone(&self.endpoint);
-        endpoint.with(|st| {
-            if self.take(st).is_none() {
-                st.progress(true);
-            }
-            self.take(st).map_or(Poll::Pending, Poll::Ready)
-        })
-    }
-
-    fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>> {
-        let endpoint = Arc::clone(&self.endpoint);
-        let st = endpoint.state.lock();
-        endpoint.drive(st, until, |st| self.take(st)).map_or(Poll::Pending, Poll::Ready)
-    }
-
-    fn set_waker(&mut self, waker: &Waker) {
-        let endpoint = Arc::clone(&self.endpoint);
-        let done = endpoint.with(|st| match st.slot(self.op) {
-            Some(slot) if slot.result.is_none() => {
-                slot.waker = Some(waker.clone());
-                false
-            }
-            _ => true,
-        });
-        if done {
-            waker.wake_by_ref();
-        }
-    }
-
-    fn cancel(&mut self) {
-        let endpoint = Arc::clone(&self.endpoint);
-        endpoint.with(|st| {
-            let Some(slot) = st.slot(self.op) else { return };
-            if slot.result.is_none() {
-                let (g, desc) = (slot.group, slot.desc);
-                let rank = st.group(g).map_or(0, |g| g.rank);
-                let cause = format!("{desc} was cancelled");
-                st.fail_group(g, ErrorKind::Aborted { rank, cause }.into(), true);
-                // A group that had left already does not fail any more; the operation ends all the same.
-                st.finish_op(self.op, Err(ErrorKind::Finalized.into()));
-            }
-        });
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        if self.result.is_none() {
-            self.cancel();
-            let endpoint = Arc::clone(&self.endpoint);
-            endpoint.with(|st| st.release_op(self.op));
-        }
-    }
 }
