@@ -98,13 +98,13 @@ pub fn world_with(test: &str, n: usize, options: CommOptions, body: impl FnOnce(
     let mut done = vec![false; n];
     while left > 0 {
         let late = Instant::now() > until;
-        for rank in 0..n {
-            if done[rank] {
+        for (rank, done) in done.iter_mut().enumerate() {
+            if *done {
                 continue;
             }
             let status = ranks.0[rank].0.try_wait().unwrap();
             if status.is_some_and(|s| s.code() == Some(DONE)) {
-                done[rank] = true;
+                *done = true;
                 left -= 1;
             } else if status.is_some() || late {
                 // The first to fail may only be the first to notice: show what all have said.
