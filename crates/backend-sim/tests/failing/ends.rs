@@ -80,7 +80,7 @@ pub fn a_rank_that_leaves(make: MakeWorld, n: usize, who: usize, place: Where) {
         }
         let e = match place {
             Where::Inside(call, how) => call.issue(&comm, how).err(),
-            Where::Recv => comm.recv([0u8; 9], who).err(),
+            Where::Recv => comm.recv(&mut [0u8; 9], who).err(),
             Where::Between => None,
         };
         if e.is_none() {
@@ -119,7 +119,7 @@ pub fn abort_from_another_thread(make: MakeWorld, n: usize, who: usize, how: How
         }
         // The last rank never comes; if it is the aborting one, it receives instead.
         let e = if comm.rank() == comm.size() - 1 {
-            comm.recv([0u32; 4], 0).unwrap_err()
+            comm.recv(&mut [0u32; 4], 0).unwrap_err()
         } else {
             Call::new(Operation::AllReduce, 20_000).issue(comm, how).unwrap_err()
         };
@@ -188,7 +188,7 @@ pub fn finalize_with_work_in_flight(make: MakeWorld, n: usize) {
             let e = Call::new(Operation::AllReduce, 1).issue(comm, how).unwrap_err();
             assert_eq!(e.kind().name(), "Finalized", "{e}");
         }
-        assert_eq!(comm.send([1u8], 0).unwrap_err().kind().name(), "Finalized");
+        assert_eq!(comm.send(&[1u8], 0).unwrap_err().kind().name(), "Finalized");
         assert_eq!(comm.split(&[], "x").map(drop).unwrap_err().kind().name(), "Finalized");
     });
 }

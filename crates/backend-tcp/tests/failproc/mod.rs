@@ -133,7 +133,7 @@ pub fn child() {
     say("READY");
     let e = play(&comm, &scene, victim, bytes);
     // In every way the same answer, and no later than that.
-    let next = comm.all_reduce([1f32; 3], op::Sum).unwrap_err();
+    let next = comm.all_reduce(&mut [1f32; 3], op::Sum).unwrap_err();
     let cause = comm.cause().unwrap();
     let work = comm.all_reduce_async(vec![1i32], op::Sum).and_then(|w| w.wait().map(drop)).unwrap_err();
     assert!(comm.is_failed());

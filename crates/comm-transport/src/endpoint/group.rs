@@ -577,9 +577,16 @@ impl State {
         let Some((group, f)) = self.group(g).and_then(|g| g.failed.as_ref().map(|f| (g, f))) else {
             return ErrorKind::Finalized.into();
         };
-        let told = || -> Error { ErrorKind::Aborted { rank: f.origin, cause: f.error.to_string() }.into() };
+        let told = || -> Error {
+            let cause = match &f.calls {
+                // "This rank" would be another one there.
+                Some((seq, calls)) if *seq != u64::MAX => list_calls(*seq, calls),
+                _ => f.error.to_string(),
+            };
+            ErrorKind::Aborted { rank: f.origin, cause }.into()
+        };
         if let Some((seq, calls)) = &f.calls {
-            if f.origin == group.rank {
+            if f.origin == group.rank && *seq == u64::MAX {
                 return f.error.clone();
             }
             let ours = match own {
@@ -956,4 +963,18 @@ fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
 /// The text of a refusal, which a peer may make as long as a frame.
 fn reason(payload: &[u8]) -> String {
     String::from_utf8_lossy(&payload[..payload.len().min(REASON)]).into_owned()
+}
+
+/// Who called what, for a rank that took no part.
+fn list_calls(seq: u64, calls: &[(usize, OpDesc)]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = format!("calls do not match at collective {seq}");
+    for (i, (rank, desc)) in calls.iter().take(SHOWN).enumerate() {
+        let sep = if i == 0 { ':' } else { ',' };
+        text.push_str(&format!("{sep} rank {rank} called {desc}"));
+    }
+    if calls.len() > SHOWN {
+        text.push_str(&format!(" and {} more", calls.len() - SHOWN));
+    }
+    text
 }
