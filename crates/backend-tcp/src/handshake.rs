@@ -90,11 +90,11 @@ pub(crate) fn mesh(
 ) -> Result<Vec<Option<TcpStream>>> {
     let rank = me.from as usize;
     let mut links: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
-    for (peer, link) in links.iter_mut().enumerate().take(rank) {
+    for peer in 0..rank {
         let mut s = dial(peer, &addr(peer), until)?;
         let hello = Greeting { to: peer as u32, ..me };
         s.write_all(&hello.encode()).map_err(|e| Error::io(format!("greeting rank {peer}"), &e))?;
-        *link = Some(s);
+        links[peer] = Some(s);
     }
     accept(listener, me, &mut links, until)?;
     for (peer, s) in links.iter_mut().enumerate().take(rank) {
@@ -257,6 +257,7 @@ mod tests {
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addrs: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let mut strangers = Vec::new();
+        // More than may wait in their greeting, fewer than the kernel queues for a listener (128) before it accepts.
         for i in 0..100usize {
             let mut s = TcpStream::connect(addrs[0]).unwrap();
             match i % 5 {

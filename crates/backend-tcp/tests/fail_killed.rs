@@ -1,4 +1,6 @@
 //! Processes that are killed or stopped: every survivor learns who, soon, and blames nobody else.
+// Arrays are `Copy`: without the borrow a receive would go into a copy.
+#![allow(clippy::needless_borrows_for_generic_args)]
 
 mod failproc;
 
@@ -108,13 +110,11 @@ fn a_stopped_rank_is_missed_and_learns_it_later() {
                 let took = at.saturating_duration_since(t);
                 // The timeout of a second, and the promise.
                 assert!(took < Duration::from_secs(1) + PROMISED, "rank {rank} knew after {took:?}");
-                let named = format!("[{victim}]");
+                // Who was stopped inside the call had arrived at it; and another may be stuck in the call before.
+                let missing = line.strip_prefix("ERR Timeout ");
+                let named = missing.is_some_and(|m| m == "[]" || m.contains(&victim.to_string()));
                 let told = line.starts_with("ERR Aborted") && line.contains("timed out");
-                assert!(
-                    // It may have been stopped inside the call that the others then wait in: it had arrived.
-                    line == format!("ERR Timeout {named}") || line == "ERR Timeout []" || told,
-                    "rank {rank} of {n}, {victim} stopped: {line}"
-                );
+                assert!(named || told, "rank {rank} of {n}, {victim} stopped: {line}");
             }
             w.signal(victim, Signal::CONT);
             let (_, line, _) = w.await_all("ERR", std::iter::once(victim), Duration::from_secs(3)).remove(0);

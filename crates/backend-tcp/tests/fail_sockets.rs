@@ -1,4 +1,6 @@
 //! The failure cases of backend-sim over sockets: a sample of each table, ranks as threads.
+// Arrays are `Copy`: without the borrow a receive would go into a copy.
+#![allow(clippy::needless_borrows_for_generic_args)]
 
 #[path = "../../backend-sim/tests/failing/mod.rs"]
 mod failing;

@@ -172,9 +172,16 @@ impl State {
         let Some((group, f)) = self.group(g).and_then(|g| g.failed.as_ref().map(|f| (g, f))) else {
             return ErrorKind::Finalized.into();
         };
-        let told = || -> Error { ErrorKind::Aborted { rank: f.origin, cause: f.error.to_string() }.into() };
+        let told = || -> Error {
+            let cause = match &f.calls {
+                // "This rank" would be another one there.
+                Some((seq, calls)) if *seq != u64::MAX => list_calls(*seq, calls),
+                _ => f.error.to_string(),
+            };
+            ErrorKind::Aborted { rank: f.origin, cause }.into()
+        };
         if let Some((seq, calls)) = &f.calls {
-            if f.origin == group.rank {
+            if f.origin == group.rank && *seq == u64::MAX {
                 return f.error.clone();
             }
             let ours = match own {
@@ -327,4 +334,18 @@ impl State {
 /// Whether two calls differ: for collectives by the table, for messages in type or count.
 fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
     if seq == u64::MAX { a.dtype != b.dtype || a.count != b.count } else { a.disagreement(b).is_some() }
+}
+
+/// Who called what, for a rank that took no part.
+fn list_calls(seq: u64, calls: &[(usize, OpDesc)]) -> String {
+    const SHOWN: usize = 8;
+    let mut text = format!("calls do not match at collective {seq}");
+    for (i, (rank, desc)) in calls.iter().take(SHOWN).enumerate() {
+        let sep = if i == 0 { ':' } else { ',' };
+        text.push_str(&format!("{sep} rank {rank} called {desc}"));
+    }
+    if calls.len() > SHOWN {
+        text.push_str(&format!(" and {} more", calls.len() - SHOWN));
+    }
+    text
 }

@@ -82,7 +82,8 @@ pub struct GroupId {
     id: u64,
 }
 
-/// See the [module documentation](self).
+/// This process's end of the links to a set of peers, shared by the communicators over them. Whoever waits
+/// for something drives it; when nobody does, the process's engine does.
 pub struct Endpoint {
     state: Mutex<State>,
     notify: Arc<Notify>,
