@@ -90,11 +90,11 @@ pub(crate) fn mesh(
 ) -> Result<Vec<Option<TcpStream>>> {
     let rank = me.from as usize;
     let mut links: Vec<Option<TcpStream>> = (0..size).map(|_| None).collect();
-    for peer in 0..rank {
+    for (peer, link) in links.iter_mut().enumerate().take(rank) {
         let mut s = dial(peer, &addr(peer), until)?;
         let hello = Greeting { to: peer as u32, ..me };
         s.write_all(&hello.encode()).map_err(|e| Error::io(format!("greeting rank {peer}"), &e))?;
-        links[peer] = Some(s);
+        *link = Some(s);
     }
     accept(listener, me, &mut links, until)?;
     for (peer, s) in links.iter_mut().enumerate().take(rank) {
