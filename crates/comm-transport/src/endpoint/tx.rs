@@ -10,6 +10,8 @@ use crate::frame::{FRAGMENT, HEADER, Header, Kind};
 
 /// Bytes that one pass writes to one peer, so that the others, and readers, get their turn.
 const BUDGET: usize = 2 << 20;
+/// Small frames that may wait for a peer to read.
+const CONTROL_QUEUE: usize = 1 << 16;
 /// A message is not cut into parts smaller than this for want of credit.
 const LEAST_PART: u64 = 32 << 10;
 
@@ -127,6 +129,10 @@ impl State {
     /// Queues a small frame to a peer and tries to write it.
     pub(crate) fn send_control(&mut self, p: usize, h: Header, payload: Vec<u8>) {
         debug_assert!(payload.len() <= FRAGMENT);
+        if self.peers[p].tx.control.len() >= CONTROL_QUEUE {
+            // A peer that asks and does not read must not fill this rank's memory.
+            return self.corrupt(p, format!("it has left {CONTROL_QUEUE} small frames unread"));
+        }
         if self.peers[p].link.is_some() {
             self.peers[p].tx.push_control(h, payload);
             self.pump_tx(p);
