@@ -13,13 +13,16 @@ const END: Duration = Duration::from_secs(20);
 type Member = (Communicator, Arc<Endpoint>);
 
 fn endpoints(n: usize) -> Vec<Arc<Endpoint>> {
-    let mut rows: Vec<Vec<Option<Box<dyn Link>>>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
-    for b in 0..n {
-        for a in 0..b {
+    let mut rows: Vec<Vec<Option<Box<dyn Link>>>> = Vec::new();
+    for _ in 0..n {
+        let mut row: Vec<Option<Box<dyn Link>>> = Vec::new();
+        for earlier in &mut rows {
             let (x, y) = MemLink::pair();
-            rows[a][b] = Some(Box::new(x));
-            rows[b][a] = Some(Box::new(y));
+            earlier.push(Some(Box::new(x)));
+            row.push(Some(Box::new(y)));
         }
+        row.push(None);
+        rows.push(row);
     }
     let options = CommOptions::new();
     let make = |(rank, links)| {

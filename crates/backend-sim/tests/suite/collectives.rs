@@ -327,7 +327,7 @@ pub fn operators(r: &Rank<'_>) -> Result<()> {
 }
 
 fn bools(r: &Rank<'_>) -> Result<()> {
-    let gen_ = |q: usize, i: usize| mix(q, i, 9) % 3 == 0;
+    let gen_ = |q: usize, i: usize| mix(q, i, 9).is_multiple_of(3);
     let all = |xs: &[bool]| xs.iter().all(|x| *x);
     let any = |xs: &[bool]| xs.iter().any(|x| *x);
     let odd = |xs: &[bool]| xs.iter().filter(|x| **x).count() % 2 == 1;

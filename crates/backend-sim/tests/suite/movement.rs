@@ -35,7 +35,7 @@ fn ring(r: &Rank<'_>) -> Result<()> {
                 let x = data(r.me, next, count, 1);
                 let want = data(prev, r.me, count, 1);
                 // An odd world has two senders in a row: rank 0 receives last, so that the chain resolves.
-                let got = if r.me % 2 == 0 {
+                let got = if r.me.is_multiple_of(2) {
                     send(r, out, x, next)?;
                     recv(r, into, count, prev)?
                 } else {
@@ -144,7 +144,7 @@ fn batches(r: &Rank<'_>) -> Result<()> {
             for (from, x) in into.iter_mut().enumerate() {
                 b = b.recv(x, from)?;
             }
-            if r.me % 2 == 0 {
+            if r.me.is_multiple_of(2) {
                 for (to, x) in out.iter().enumerate() {
                     b = b.send(x, to)?;
                 }
