@@ -10,23 +10,6 @@ use parking_lot::{Condvar, Mutex};
 
 type Row = Vec<Option<Box<dyn Link>>>;
 
-/// A full mesh of in-process links: row `r` is rank `r`'s.
-pub(crate) fn mesh(size: usize) -> Vec<Row> {
-    let mut rows: Vec<Row> = Vec::with_capacity(size);
-    for b in 0..size {
-        // One end of each link goes to a row that exists already, the other to the row being made.
-        let mut row: Row = Vec::with_capacity(size);
-        for earlier in &mut rows {
-            let (x, y) = MemLink::pair();
-            earlier[b] = Some(Box::new(x));
-            row.push(Some(Box::new(y)));
-        }
-        row.resize_with(size, || None);
-        rows.push(row);
-    }
-    rows
-}
-
 /// Ranks on their way to one world.
 struct Meeting {
     rows: Vec<Option<Row>>,
@@ -52,9 +35,10 @@ pub(crate) fn join(name: &str, rank: usize, size: usize, timeout: Duration) -> R
     let place = place();
     let until = Instant::now() + timeout;
     let mut open = place.open.lock();
-    let meeting = open
-        .entry(name.to_owned())
-        .or_insert_with(|| Meeting { rows: mesh(size).into_iter().map(Some).collect(), arrived: vec![false; size] });
+    let meeting = open.entry(name.to_owned()).or_insert_with(|| Meeting {
+        rows: MemLink::mesh(size).into_iter().map(Some).collect(),
+        arrived: vec![false; size],
+    });
     if meeting.rows.len() != size {
         return Err(Error::invalid(format!(
             "rank {rank} joins world '{name}' with size {size}, but the ranks before it said {}",

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 use collectives::{MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
-use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, Patience};
+use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, MemLink, Patience};
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
 
@@ -66,7 +66,7 @@ pub fn world(size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
     if size == 0 {
         return Err(Error::invalid("a world has at least one rank"));
     }
-    let rows = fabric::mesh(size);
+    let rows = MemLink::mesh(size);
     rows.into_iter().enumerate().map(|(r, links)| assemble(r, links, options.clone().rank_and_size(r, size))).collect()
 }
 

@@ -62,7 +62,7 @@ where
             let out = match out {
                 Ok(Ok(v)) => Ok(v),
                 Ok(Err(e)) => Err(RankPanic { rank, message: e.to_string() }),
-                Err(p) => Err(RankPanic { rank, message: panic_text(p.as_ref()) }),
+                Err(p) => Err(RankPanic { rank, message: format!("panicked: {}", comm_core::panic_text(p.as_ref())) }),
             };
             // The receiver may have given up.
             let _ = tx.send((rank, out));
@@ -92,9 +92,4 @@ where
         Some(e) => Err(e),
         None => Ok(results.into_iter().flatten().collect()),
     }
-}
-
-fn panic_text(p: &(dyn std::any::Any + Send)) -> String {
-    let text = p.downcast_ref::<&str>().map(|s| (*s).to_owned()).or_else(|| p.downcast_ref::<String>().cloned());
-    format!("panicked: {}", text.unwrap_or_else(|| "(no message)".into()))
 }

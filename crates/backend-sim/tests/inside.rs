@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collectives::{MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, op, wait_all};
-use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, MemLink, Patience};
+use comm_transport::{Endpoint, EndpointOptions, GroupSpec, MemLink, Patience};
 
 const WINDOW: u64 = 4 << 20;
 const END: Duration = Duration::from_secs(20);
@@ -13,24 +13,13 @@ const END: Duration = Duration::from_secs(20);
 type Member = (Communicator, Arc<Endpoint>);
 
 fn endpoints(n: usize) -> Vec<Arc<Endpoint>> {
-    let mut rows: Vec<Vec<Option<Box<dyn Link>>>> = Vec::new();
-    for _ in 0..n {
-        let mut row: Vec<Option<Box<dyn Link>>> = Vec::new();
-        for earlier in &mut rows {
-            let (x, y) = MemLink::pair();
-            earlier.push(Some(Box::new(x)));
-            row.push(Some(Box::new(y)));
-        }
-        row.push(None);
-        rows.push(row);
-    }
     let options = CommOptions::new();
     let make = |(rank, links)| {
         let o =
             EndpointOptions { checksum: true, patience: Patience::fitting(n, 2), clock: Arc::clone(&options.clock) };
         Endpoint::new(rank, links, o).unwrap()
     };
-    rows.into_iter().enumerate().map(make).collect()
+    MemLink::mesh(n).into_iter().enumerate().map(make).collect()
 }
 
 fn member(endpoint: &Arc<Endpoint>, rank: usize, n: usize) -> Communicator {

@@ -257,6 +257,7 @@ mod tests {
         let listeners: Vec<TcpListener> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let addrs: Vec<SocketAddr> = listeners.iter().map(|l| l.local_addr().unwrap()).collect();
         let mut strangers = Vec::new();
+        // More than may wait in their greeting, fewer than the kernel queues for a listener (128) before it accepts.
         for i in 0..100usize {
             let mut s = TcpStream::connect(addrs[0]).unwrap();
             match i % 5 {

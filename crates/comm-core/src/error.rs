@@ -223,9 +223,13 @@ impl fmt::Display for ErrorKind {
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
             Self::Unsupported { what, reason } => write!(f, "{what} is not supported: {reason}"),
             Self::Mismatch { seq, ranks: r, theirs, ours } => {
-                write!(f, "calls do not match at collective {seq}: ")?;
+                let message = !theirs.operation.is_collective() && !ours.operation.is_collective();
+                let what = if message { "message" } else { "collective" };
+                write!(f, "calls do not match at {what} {seq}: ")?;
                 ranks(f, r)?;
                 write!(f, " called {theirs} while this rank called {ours}")?;
+                // The two ends of a message make different calls by nature.
+                let theirs = if message { OpDesc { operation: ours.operation, ..*theirs } } else { *theirs };
                 match theirs.disagreement(ours) {
                     Some(field) => write!(f, " ({field} differs)"),
                     None => Ok(()),
@@ -402,6 +406,15 @@ mod tests {
     use super::*;
     use crate::desc::Operation;
     use crate::dtype::DType;
+
+    #[test]
+    fn a_mismatched_message_says_what_differs() {
+        let ours = OpDesc::new(Operation::Recv).elements(DType::F32, 4);
+        let theirs = OpDesc::new(Operation::Send).elements(DType::F32, 5);
+        let text = Error::new(ErrorKind::Mismatch { seq: 3, ranks: vec![2], theirs, ours }).to_string();
+        assert!(text.contains("at message 3: rank 2 called send(f32, count 5)"), "{text}");
+        assert!(text.contains("(count differs)"), "{text}");
+    }
 
     #[test]
     fn a_mismatch_names_ranks_calls_field_and_advice() {

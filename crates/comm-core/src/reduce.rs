@@ -5,8 +5,7 @@
 
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use half::f16;
 
@@ -25,7 +24,7 @@ type Kernel = fn(&mut [u8], &[u8]);
 enum Combine {
     Kernel(Kernel),
     /// A user's function, and whether it has panicked.
-    Custom(Arc<dyn CustomFold>, Arc<AtomicBool>),
+    Custom(Arc<dyn CustomFold>, Arc<OnceLock<String>>),
 }
 
 /// An operator bound to an element type.
@@ -101,10 +100,14 @@ impl Reducer {
     /// As above.
     pub fn check(&self, rank: usize) -> Result<()> {
         match &self.combine {
-            Combine::Custom(_, panicked) if panicked.load(Ordering::Acquire) => {
-                Err(Error::new(ErrorKind::Aborted { rank, cause: "its custom operator panicked".into() }))
-            }
-            _ => Ok(()),
+            Combine::Custom(_, panicked) => match panicked.get() {
+                Some(text) => {
+                    let cause = format!("its custom operator panicked: {text}");
+                    Err(Error::new(ErrorKind::Aborted { rank, cause }))
+                }
+                None => Ok(()),
+            },
+            Combine::Kernel(_) => Ok(()),
         }
     }
 
@@ -145,8 +148,9 @@ impl Reducer {
             Combine::Kernel(fold) => fold(acc, x),
             Combine::Custom(f, panicked) => {
                 // Folds run under locks and on the engine's thread: a panic must not unwind through those.
-                if catch_unwind(AssertUnwindSafe(|| f.fold(acc, x))).is_err() {
-                    panicked.store(true, Ordering::Release);
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| f.fold(acc, x))) {
+                    // The first text is kept.
+                    let _ = panicked.set(panic_text(payload.as_ref()));
                 }
             }
         }
@@ -391,6 +395,13 @@ fn kernel(op: ReduceOp, dtype: DType) -> Kernel {
 /// Stands where the legality table has a hole; unreachable because every constructor checks the table.
 fn no_kernel(_: &mut [u8], _: &[u8]) {
     debug_assert!(false, "a reducer was built for a pair that the legality table does not allow");
+}
+
+/// What a panic's payload says.
+#[must_use]
+pub fn panic_text(payload: &(dyn std::any::Any + Send)) -> String {
+    let text = payload.downcast_ref::<&str>().map(|s| (*s).to_owned());
+    text.or_else(|| payload.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".into())
 }
 
 /// Makes received `bool` bytes valid: every non-zero byte becomes 1.

@@ -115,6 +115,24 @@ impl MemLink {
         let (a, b) = (Arc::new(Pipe::default()), Arc::new(Pipe::default()));
         (Self { tx: Arc::clone(&a), rx: Arc::clone(&b) }, Self { tx: b, rx: a })
     }
+
+    /// A full mesh: row `r` has rank `r`'s links, `None` to itself.
+    #[must_use]
+    pub fn mesh(size: usize) -> Vec<Vec<Option<Box<dyn Link>>>> {
+        let mut rows: Vec<Vec<Option<Box<dyn Link>>>> = Vec::with_capacity(size);
+        for b in 0..size {
+            // One end of each link goes to a row that exists already, the other to the row being made.
+            let mut row: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(size);
+            for earlier in &mut rows {
+                let (x, y) = Self::pair();
+                earlier[b] = Some(Box::new(x));
+                row.push(Some(Box::new(y)));
+            }
+            row.resize_with(size, || None);
+            rows.push(row);
+        }
+        rows
+    }
 }
 
 impl Link for MemLink {

@@ -2,6 +2,7 @@
 //!
 //! One module per subcommand; this file only chooses between them.
 
+mod perf;
 mod run;
 
 use std::process::ExitCode;
@@ -18,6 +19,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Perf(perf::Args),
     Run(run::Args),
     #[command(name = run::GUARD, hide = true)]
     Guard,
@@ -25,6 +27,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
         Command::Guard => run::guard(),
     }

@@ -94,13 +94,18 @@ pub fn world_with(test: &str, n: usize, options: CommOptions, body: impl FnOnce(
         ranks.0.push((c.spawn().unwrap(), err));
     }
     let until = Instant::now() + DEADLINE;
-    let mut left: Vec<usize> = (0..n).collect();
-    while !left.is_empty() {
+    let mut left = n;
+    let mut done = vec![false; n];
+    while left > 0 {
         let late = Instant::now() > until;
-        for rank in left.clone() {
+        for (rank, done) in done.iter_mut().enumerate() {
+            if *done {
+                continue;
+            }
             let status = ranks.0[rank].0.try_wait().unwrap();
             if status.is_some_and(|s| s.code() == Some(DONE)) {
-                left.retain(|r| *r != rank);
+                *done = true;
+                left -= 1;
             } else if status.is_some() || late {
                 // The first to fail may only be the first to notice: show what all have said.
                 std::thread::sleep(Duration::from_millis(200));

@@ -234,12 +234,15 @@ impl Task for Messages<'_> {
     fn poll(&mut self, port: &mut Port<'_>) -> Poll<Result<()>> {
         if !self.posted {
             self.posted = true;
+            let mut first = Ok(());
             for op in self.ops.iter() {
+                // All are posted even when one cannot be: its end may have to tell the others' ends.
                 // SAFETY: the request's buffers are valid until the operation is closed (Backend's contract).
                 let r = unsafe { post(port, op) };
-                if let Err(e) = r {
-                    return Poll::Ready(Err(e));
-                }
+                first = first.and(r.map(drop));
+            }
+            if let Err(e) = first {
+                return Poll::Ready(Err(e));
             }
         }
         if port.all_done() { Poll::Ready(Ok(())) } else { Poll::Pending }

@@ -7,21 +7,23 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Phase, Result, Time};
-use serde::{Deserialize, Serialize};
+use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Result};
 
+use super::failure::Failure;
 use super::monitor::Monitor;
 use super::op::{OpId, OpSlot, PieceId, Sink};
 use super::state::{COLLECTIVE, Chan, Key, Posted, State};
 use super::tx::SendItem;
-use crate::frame::{FRAGMENT, Header, Kind};
+use crate::frame::{FRAGMENT, Kind};
 
 /// How many closed calls are remembered to check late frames against.
 const HISTORY: usize = 512;
-/// Upper bound of what is remembered about calls that this rank has not made yet.
-const FUTURE: usize = 1024;
-/// Messages that one peer may have waiting in the control inbox.
-const INBOX: usize = 4096;
+
+/// Forgotten groups whose late frames are recognised.
+const DEAD: usize = 1024;
+
+/// Longest text of a refusal that is sent or kept.
+pub(super) const REASON: usize = 4096;
 
 /// How a member left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,16 +48,6 @@ pub(crate) enum Known {
     Old,
 }
 
-/// Why a group has failed, in a form that every member can put in its own terms.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    /// The member that noticed.
-    origin: usize,
-    error: Error,
-    /// For a mismatch: the call's number and who called what.
-    calls: Option<(u64, Vec<(usize, OpDesc)>)>,
-}
-
 /// What a new group is made from.
 #[derive(Clone, Debug)]
 pub struct GroupSpec {
@@ -76,22 +68,29 @@ pub(crate) struct Group {
     pub(crate) generation: u32,
     pub(crate) name: Arc<str>,
     pub(crate) members: Vec<usize>,
-    ranks: Vec<Option<usize>>,
+    pub(super) ranks: Vec<Option<usize>>,
     pub(crate) rank: usize,
     pub(crate) window: u64,
     pub(crate) failed: Option<Failure>,
-    open: Vec<(u64, OpId)>,
+    pub(super) open: Vec<(u64, OpId)>,
     history: VecDeque<Closed>,
-    newest: Option<u64>,
-    refused: BTreeMap<u64, (usize, String)>,
+    pub(super) newest: Option<u64>,
+    pub(super) refused: BTreeMap<u64, (usize, String)>,
     pub(crate) refused_p2p: Vec<super::p2p::RefusedP2p>,
-    gone: Vec<Option<Gone>>,
-    left: Option<Gone>,
+    pub(super) gone: Vec<Option<Gone>>,
+    /// Members that have said that all goodbyes reached them and nothing was wrong.
+    pub(super) farewell: Vec<bool>,
+    pub(super) left: Option<Gone>,
+    /// This rank has sent its farewell.
+    pub(super) parted: bool,
+    /// Nothing that arrives matters any more: closed, or finalize has returned.
+    pub(super) over: bool,
     /// Highest collective call that each member is known to have made, plus one.
-    seen: Vec<u64>,
-    inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
-    inbox_count: Vec<usize>,
-    parts: HashMap<usize, Vec<u8>>,
+    pub(super) seen: Vec<u64>,
+    pub(super) inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
+    pub(super) inbox_count: Vec<usize>,
+    pub(super) inbox_bytes: Vec<usize>,
+    pub(super) parts: HashMap<usize, Vec<u8>>,
     pub(crate) monitor: Monitor,
 }
 
@@ -111,7 +110,7 @@ impl Group {
             return if c.refused { Known::Refused } else { Known::Closed(c.desc) };
         }
         match self.newest {
-            Some(n) if seq + (HISTORY as u64) <= n => Known::Old,
+            Some(n) if n.saturating_sub(seq) >= HISTORY as u64 => Known::Old,
             _ => Known::Future,
         }
     }
@@ -126,7 +125,7 @@ impl Group {
         self.open.iter().take(n).any(|(_, o)| *o == op)
     }
 
-    fn remember(&mut self, seq: u64, desc: OpDesc, refused: bool) {
+    pub(super) fn remember(&mut self, seq: u64, desc: OpDesc, refused: bool) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
@@ -142,7 +141,8 @@ impl Group {
     }
 
     pub(crate) fn saw(&mut self, rank: usize, seq: u64) {
-        self.seen[rank] = self.seen[rank].max(seq + 1);
+        // A peer may send any number.
+        self.seen[rank] = self.seen[rank].max(seq.saturating_add(1));
     }
 }
 
@@ -193,10 +193,14 @@ impl State {
             refused: BTreeMap::new(),
             refused_p2p: Vec::new(),
             gone: vec![None; n],
+            farewell: vec![false; n],
             left: None,
+            parted: false,
+            over: false,
             seen: vec![0; n],
             inbox: HashMap::new(),
             inbox_count: vec![0; n],
+            inbox_bytes: vec![0; n],
             parts: HashMap::new(),
             monitor: Monitor::default(),
         };
@@ -212,10 +216,13 @@ impl State {
             peer.chans.resize(self.groups.len(), fresh);
             peer.chans[g] = fresh;
         }
-        // Control messages may have come before the group.
+        // Frames may have come before the group.
+        let id = self.groups[g].as_ref().map(|g| g.id);
+        self.dead.retain(|d| Some(*d) != id);
         for (p, h, payload) in std::mem::take(&mut self.orphans) {
-            if self.by_id.get(&h.comm) == Some(&g) {
-                self.control_frame(p, h, Some(g), false, payload);
+            if Some(h.comm) == id {
+                self.peers[p].orphaned -= payload.len() as u64 + super::state::OVERHEAD;
+                self.adopt(p, g, h, payload);
             } else {
                 self.orphans.push_back((p, h, payload));
             }
@@ -234,6 +241,10 @@ impl State {
     pub(crate) fn drop_group(&mut self, g: usize) {
         let Some(group) = self.groups[g].take() else { return };
         self.by_id.remove(&group.id);
+        if self.dead.len() == DEAD {
+            self.dead.pop_front();
+        }
+        self.dead.push_back(group.id);
         for peer in &mut self.peers {
             peer.posted.retain(|x| x.key.group != g);
             peer.unexpected.retain(|u| u.key.group != g);
@@ -251,7 +262,13 @@ impl State {
         if group.left.is_some() {
             return Err(ErrorKind::Finalized.into());
         }
-        if group.failed.is_some() {
+        if let Some(f) = &group.failed {
+            // The call that the failure is about counts, so that later calls get the same answer.
+            if let (Some(s), Some((failed, _))) = (seq, &f.calls)
+                && s == *failed
+            {
+                group.remember(s, desc, false);
+            }
             return Err(self.localized(g, seq.map(|s| (s, desc))));
         }
         if let Some(seq) = seq
@@ -284,7 +301,7 @@ impl State {
     }
 
     /// A peer's frame for this call that came before the call and says otherwise.
-    fn early_disagreement(&self, g: usize, seq: u64, desc: &OpDesc) -> Option<(usize, OpDesc)> {
+    pub(super) fn early_disagreement(&self, g: usize, seq: u64, desc: &OpDesc) -> Option<(usize, OpDesc)> {
         self.peers.iter().enumerate().find_map(|(p, peer)| {
             peer.unexpected
                 .iter()
@@ -324,7 +341,7 @@ impl State {
     }
 
     /// Throws away what has arrived for a collective call.
-    fn drop_call(&mut self, g: usize, seq: u64) {
+    pub(super) fn drop_call(&mut self, g: usize, seq: u64) {
         for p in 0..self.peers.len() {
             self.drop_unexpected(p, |u| u.key.group == g && u.key.kind == COLLECTIVE && u.key.seq == seq);
         }
@@ -394,402 +411,11 @@ impl State {
             // Blame is decided in a moment; the operation waits for that.
             return None;
         }
+        if group.gone[rank] == Some(Gone::Finalized) && group.failed.is_none() {
+            self.forsaken(op, p);
+            return None;
+        }
         self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
-        let _ = op;
         None
     }
-
-    /// Ranks disagree: `theirs` from endpoint rank `p`, `ours` here.
-    pub(crate) fn mismatch(&mut self, g: usize, p: usize, key: Key, theirs: OpDesc, ours: Option<OpDesc>) {
-        let Some(group) = self.group(g) else { return };
-        let (Some(ours), Some(rank)) = (ours, group.rank_of(p)) else { return };
-        let me = group.rank;
-        let error = ErrorKind::Mismatch { seq: key.seq, ranks: vec![rank], theirs, ours };
-        // A message concerns two ranks only; the others learn that the communicator has failed.
-        let calls = (key.kind == COLLECTIVE).then(|| (key.seq, vec![(rank, theirs), (me, ours)]));
-        let calls = calls.or_else(|| Some((u64::MAX, vec![(rank, theirs), (me, ours)])));
-        self.fail(g, Failure { origin: me, error: error.into(), calls }, true);
-    }
-
-    /// Checks a collective frame for which nothing is posted. True when its data should be kept.
-    pub(crate) fn admit_collective(&mut self, p: usize, g: usize, seq: u64, theirs: &OpDesc) -> bool {
-        let Some(group) = self.group_mut(g) else { return false };
-        if let Some(r) = group.rank_of(p) {
-            group.saw(r, seq);
-        }
-        if group.failed.is_some() || group.left.is_some() {
-            return false;
-        }
-        let key = Key { group: g, kind: COLLECTIVE, seq, step: 0 };
-        match group.known(seq) {
-            Known::Open(op) => {
-                let ours = self.ops[op.index as usize].desc;
-                if ours.disagreement(theirs).is_some() {
-                    self.mismatch(g, p, key, *theirs, Some(ours));
-                    return false;
-                }
-                true
-            }
-            Known::Closed(ours) => {
-                if ours.disagreement(theirs).is_some() {
-                    self.mismatch(g, p, key, *theirs, Some(ours));
-                }
-                false
-            }
-            Known::Future => true,
-            Known::Refused | Known::Old => false,
-        }
-    }
-
-    /// The descriptor of a call that this rank has made.
-    pub(crate) fn own_call(&self, g: usize, seq: u64) -> Option<OpDesc> {
-        match self.group(g)?.known(seq) {
-            Known::Open(op) => Some(self.ops[op.index as usize].desc),
-            Known::Closed(d) => Some(d),
-            _ => None,
-        }
-    }
-
-    /// Fails a group with an error that reads the same everywhere.
-    pub(crate) fn fail_group(&mut self, g: usize, error: Error, tell: bool) {
-        let Some(origin) = self.group(g).map(|g| g.rank) else { return };
-        self.fail(g, Failure { origin, error, calls: None }, tell);
-    }
-
-    /// Reports differing calls that the coordinator found.
-    pub(crate) fn fail_calls(&mut self, g: usize, seq: u64, calls: Vec<(usize, OpDesc)>) {
-        let Some(origin) = self.group(g).map(|g| g.rank) else { return };
-        let ours = self.own_call(g, seq).or_else(|| calls.first().map(|c| c.1));
-        let Some(ours) = ours else { return };
-        let other = calls.iter().find(|(_, d)| ours.disagreement(d).is_some());
-        let Some((_, theirs)) = other else { return };
-        let ranks = calls.iter().filter(|(_, d)| theirs.disagreement(d).is_none()).map(|(r, _)| *r).collect();
-        let error = ErrorKind::Mismatch { seq, ranks, theirs: *theirs, ours }.into();
-        self.fail(g, Failure { origin, error, calls: Some((seq, calls)) }, true);
-    }
-
-    pub(crate) fn fail(&mut self, g: usize, failure: Failure, tell: bool) {
-        let Some(group) = self.group_mut(g) else { return };
-        if group.failed.is_some() || group.left.is_some() {
-            return;
-        }
-        tracing::debug!(comm = %group.name, rank = group.rank, error = %failure.error, "communicator failed");
-        let payload = if tell { postcard::to_allocvec(&failure).unwrap_or_default() } else { Vec::new() };
-        let h = Header::new(Kind::Abort, group.id, group.generation);
-        let members = group.members.clone();
-        group.failed = Some(failure);
-        let ops: Vec<OpId> = (0..self.ops.len())
-            .filter(|i| self.ops[*i].live && self.ops[*i].group == g && self.ops[*i].result.is_none())
-            .map(|i| OpId { index: i as u32, life: self.ops[i].life })
-            .collect();
-        for op in ops {
-            let slot = &self.ops[op.index as usize];
-            let own = slot.seq.map(|s| (s, slot.desc));
-            let error = self.localized(g, own);
-            self.finish_op(op, Err(error));
-        }
-        for p in 0..self.peers.len() {
-            self.drop_unexpected(p, |u| u.key.group == g);
-            self.peers[p].announced.retain(|(k, ..)| k.group != g);
-        }
-        self.ended = true;
-        self.moved = true;
-        if tell && payload.len() <= FRAGMENT {
-            for m in members {
-                if m != self.rank {
-                    self.send_control(m, h, payload.clone());
-                }
-            }
-        }
-    }
-
-    /// The group's failure as this rank should see it in a call (number and descriptor), or between calls.
-    pub(crate) fn localized(&self, g: usize, own: Option<(u64, OpDesc)>) -> Error {
-        let Some((group, f)) = self.group(g).and_then(|g| g.failed.as_ref().map(|f| (g, f))) else {
-            return ErrorKind::Finalized.into();
-        };
-        let told = || -> Error { ErrorKind::Aborted { rank: f.origin, cause: f.error.to_string() }.into() };
-        if let Some((seq, calls)) = &f.calls {
-            if f.origin == group.rank {
-                return f.error.clone();
-            }
-            let ours = match own {
-                Some((s, d)) if s == *seq => Some(d),
-                _ => self.own_call(g, *seq),
-            };
-            // A message's two ends: the other one is the rank that did not notice.
-            let ours = ours.or_else(|| calls.iter().find(|(r, _)| *r == group.rank).map(|(_, d)| *d));
-            let Some(ours) = ours else { return told() };
-            let other = calls.iter().find(|(r, d)| *r != group.rank && differs(*seq, &ours, d));
-            let Some((_, theirs)) = other else { return told() };
-            let ranks = calls.iter().filter(|(r, d)| *r != group.rank && d == theirs).map(|(r, _)| *r).collect();
-            // A message's own number is in the error; `seq` marks that it was no collective.
-            let seq = if let ErrorKind::Mismatch { seq, .. } = f.error.kind() { *seq } else { *seq };
-            return ErrorKind::Mismatch { seq, ranks, theirs: *theirs, ours }.into();
-        }
-        match f.error.kind() {
-            ErrorKind::PeerFailed { rank, .. } if *rank == group.rank => told(),
-            ErrorKind::PeerFailed { .. } | ErrorKind::Corrupt { .. } | ErrorKind::Aborted { .. } => {
-                f.error.kind().clone().into()
-            }
-            _ if f.origin == group.rank => f.error.clone(),
-            _ => told(),
-        }
-    }
-
-    /// A member's connection is over.
-    pub(crate) fn blame(&mut self, g: usize, p: usize, cause: PeerCause) {
-        let Some(group) = self.group(g) else { return };
-        let Some(rank) = group.rank_of(p) else { return };
-        if group.left.is_some() {
-            return;
-        }
-        match group.gone[rank] {
-            None => self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true),
-            Some(_) => self.fail_if_needed(g, p, rank),
-        }
-    }
-
-    /// A member has said goodbye: calls that still wait for it fail; others may go on.
-    fn fail_if_needed(&mut self, g: usize, p: usize, rank: usize) {
-        let peer = &self.peers[p];
-        let waits = peer.posted.iter().any(|x| x.key.group == g) || peer.tx.has_data(g);
-        if waits {
-            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
-        }
-    }
-
-    /// This rank takes no part in call `seq`.
-    pub(crate) fn refuse(&mut self, g: usize, seq: u64, desc: OpDesc, reason: &str) {
-        let Some(group) = self.group_mut(g) else { return };
-        if group.failed.is_some() || group.left.is_some() {
-            return;
-        }
-        group.refused.remove(&seq);
-        group.remember(seq, desc, true);
-        let h = Header { seq, desc, ..Header::new(Kind::Refuse, group.id, group.generation) };
-        let members = group.members.clone();
-        self.drop_call(g, seq);
-        let mut text = reason.as_bytes().to_vec();
-        text.truncate(4096);
-        for m in members {
-            if m != self.rank {
-                self.send_control(m, h, text.clone());
-            }
-        }
-    }
-
-    fn refused_by(&mut self, g: usize, rank: usize, seq: u64, reason: String) {
-        let Some(group) = self.group_mut(g) else { return };
-        group.saw(rank, seq);
-        match group.known(seq) {
-            Known::Open(op) => self.finish_op(op, Err(ErrorKind::PeerRefused { rank, reason }.into())),
-            Known::Future if group.refused.len() < FUTURE => {
-                group.refused.insert(seq, (rank, reason));
-            }
-            _ => {}
-        }
-    }
-
-    /// Ends the calls whose time is up.
-    pub(crate) fn check_deadlines(&mut self, now: Time) {
-        for i in 0..self.ops.len() {
-            let s = &self.ops[i];
-            if !s.live || s.result.is_some() || s.deadline > now {
-                continue;
-            }
-            let g = s.group;
-            let op = OpId { index: i as u32, life: s.life };
-            let missing = match s.seq {
-                Some(seq) => self.group(g).map(|g| g.missing(seq)).unwrap_or_default(),
-                None => self.partners(op),
-            };
-            let s = &self.ops[i];
-            let kind = ErrorKind::Timeout { phase: Phase::Running, elapsed: now.since(s.started), missing };
-            let name = self.group(g).map(|g| (Arc::clone(&g.name), g.rank, g.members.len()));
-            let (desc, seq) = (s.desc, s.seq);
-            let error = Error::new(kind).with_context(|| comm_core::Context {
-                comm: name.as_ref().map(|n| Arc::clone(&n.0)),
-                rank: name.as_ref().map(|n| (n.1, n.2)),
-                op: Some(desc.operation.name().into()),
-                seq,
-            });
-            self.fail_group(g, error, true);
-        }
-    }
-
-    /// Says goodbye. After it the group takes no more part in anything.
-    pub(crate) fn say_goodbye(&mut self, g: usize, how: Gone) {
-        let Some(group) = self.group_mut(g) else { return };
-        if group.left.is_some() {
-            return;
-        }
-        group.left = Some(how);
-        let offset = u64::from(how == Gone::Finalized);
-        let h = Header { offset, ..Header::new(Kind::Goodbye, group.id, group.generation) };
-        let members = group.members.clone();
-        for m in members {
-            if m != self.rank {
-                self.send_control(m, h, Vec::new());
-            }
-        }
-    }
-
-    /// Whether all members have finalized; the error if one cannot any more.
-    pub(crate) fn all_finalized(&self, g: usize) -> Option<Result<()>> {
-        let group = self.group(g)?;
-        if group.failed.is_some() {
-            return Some(Err(self.localized(g, None)));
-        }
-        for (r, m) in group.members.iter().enumerate() {
-            if r == group.rank {
-                continue;
-            }
-            match group.gone[r] {
-                Some(Gone::Finalized) => {}
-                Some(Gone::Closed) => {
-                    return Some(Err(ErrorKind::PeerFailed { rank: r, cause: PeerCause::Closed }.into()));
-                }
-                None => {
-                    return self.peers[*m].down.map(|cause| Err(ErrorKind::PeerFailed { rank: r, cause }.into()));
-                }
-            }
-        }
-        Some(Ok(()))
-    }
-
-    /// Members that have not finalized.
-    pub(crate) fn not_finalized(&self, g: usize) -> Vec<usize> {
-        self.group(g)
-            .map(|g| (0..g.members.len()).filter(|r| *r != g.rank && g.gone[*r].is_none()).collect())
-            .unwrap_or_default()
-    }
-
-    /// Sends a control-plane message, in parts if it is long.
-    pub(crate) fn send_message(&mut self, g: usize, rank: usize, tag: u32, bytes: &[u8]) -> Result<()> {
-        let Some(group) = self.group_mut(g) else { return Err(ErrorKind::Finalized.into()) };
-        let (me, id, generation, p) = (group.rank, group.id, group.generation, group.members[rank]);
-        if group.failed.is_some() {
-            return Err(self.localized(g, None));
-        }
-        if rank == me {
-            group.inbox.entry((me, tag)).or_default().push_back(bytes.to_vec());
-            return Ok(());
-        }
-        if self.peers[p].link.is_none() {
-            let cause = self.peers[p].down.unwrap_or(PeerCause::Killed);
-            return Err(ErrorKind::PeerFailed { rank, cause }.into());
-        }
-        let total = bytes.len() as u64;
-        let mut offset = 0;
-        loop {
-            let part = &bytes[offset..(offset + FRAGMENT).min(bytes.len())];
-            let h = Header { step: tag, offset: offset as u64, total, ..Header::new(Kind::Control, id, generation) };
-            self.send_control(p, h, part.to_vec());
-            offset += part.len();
-            if offset == bytes.len() {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Takes the next control-plane message; the error if none can come any more.
-    pub(crate) fn take_message(&mut self, g: usize, rank: usize, tag: u32) -> Option<Result<Vec<u8>>> {
-        let Some(group) = self.group_mut(g) else { return Some(Err(ErrorKind::Finalized.into())) };
-        if let Some(q) = group.inbox.get_mut(&(rank, tag)) {
-            let m = q.pop_front();
-            if q.is_empty() {
-                group.inbox.remove(&(rank, tag));
-            }
-            if let Some(m) = m {
-                group.inbox_count[rank] = group.inbox_count[rank].saturating_sub(1);
-                return Some(Ok(m));
-            }
-        }
-        if group.failed.is_some() {
-            return Some(Err(self.localized(g, None)));
-        }
-        if group.left.is_some() {
-            return Some(Err(ErrorKind::Finalized.into()));
-        }
-        if group.gone[rank].is_some() {
-            return Some(Err(ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into()));
-        }
-        // A lost peer fails the group a moment later; until then its explanation may still arrive.
-        None
-    }
-
-    /// Handles a small frame. `discard`: the group is gone or of another generation.
-    pub(crate) fn control_frame(&mut self, p: usize, h: Header, group: Option<usize>, discard: bool, payload: Vec<u8>) {
-        let Some(g) = group else {
-            // The peer may have created the communicator before this rank did.
-            if h.kind == Kind::Control && self.orphans.len() < 64 * self.peers.len() {
-                self.orphans.push_back((p, h, payload));
-            }
-            return;
-        };
-        let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { return };
-        if discard {
-            return;
-        }
-        match h.kind {
-            Kind::Credit => {
-                let window = self.group(g).map_or(0, |g| g.window);
-                if let Some(c) = self.peers[p].chans[g].credit.get_mut(h.step as usize) {
-                    *c = c.saturating_add(h.offset).min(window);
-                }
-                self.pump_tx(p);
-            }
-            Kind::Control => self.control_part(p, g, rank, &h, payload),
-            Kind::Refuse => self.refused_by(g, rank, h.seq, String::from_utf8_lossy(&payload).into_owned()),
-            Kind::RefuseP2p => self.message_refused(p, g, rank, &h, String::from_utf8_lossy(&payload).into_owned()),
-            Kind::RequestToSend => self.announced(p, g, &h),
-            Kind::ClearToSend => self.cleared(p, g, &h),
-            Kind::Abort => match postcard::from_bytes::<Failure>(&payload) {
-                Ok(f) => self.fail(g, f, false),
-                Err(_) => self.corrupt(p, "an abort frame that cannot be read".into()),
-            },
-            Kind::Goodbye => {
-                let how = if h.offset == 1 { Gone::Finalized } else { Gone::Closed };
-                if let Some(group) = self.group_mut(g) {
-                    group.gone[rank] = Some(how);
-                }
-                self.ended = true;
-                self.fail_if_needed(g, p, rank);
-            }
-            Kind::Status => self.status(g, rank, h.seq, h.desc, h.offset == 1),
-            Kind::Query => self.queried(g, h.seq),
-            Kind::Publish => self.published(g, rank, h.seq, h.offset),
-            Kind::Arrivals => {
-                if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g)) {
-                    group.monitor.learn(h.seq, list);
-                }
-            }
-            Kind::Heartbeat | Kind::Collective | Kind::Eager | Kind::P2pData => {}
-        }
-    }
-
-    fn control_part(&mut self, p: usize, g: usize, rank: usize, h: &Header, payload: Vec<u8>) {
-        let Some(group) = self.group_mut(g) else { return };
-        let begun = group.parts.remove(&rank).unwrap_or_default();
-        if begun.len() as u64 != h.offset {
-            return self.corrupt(p, "parts of a control message do not join".into());
-        }
-        let whole = if begun.is_empty() { payload } else { [begun, payload].concat() };
-        if (whole.len() as u64) < h.total {
-            group.parts.insert(rank, whole);
-            return;
-        }
-        group.inbox_count[rank] += 1;
-        if group.inbox_count[rank] > INBOX {
-            return self.corrupt(p, format!("more than {INBOX} control messages that nobody reads"));
-        }
-        group.inbox.entry((rank, h.step)).or_default().push_back(whole);
-        self.ended = true;
-    }
-}
-
-/// Whether two calls differ: for collectives by the table, for messages in type or count.
-fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
-    if seq == u64::MAX { a.dtype != b.dtype || a.count != b.count } else { a.disagreement(b).is_some() }
 }

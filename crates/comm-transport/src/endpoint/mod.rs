@@ -10,6 +10,9 @@
 //! bounded by credit per peer and communicator, long point-to-point messages wait at the sender, and
 //! long messages are cut into frames that take turns.
 
+mod control;
+mod failure;
+mod flight;
 mod group;
 mod monitor;
 mod op;
@@ -21,12 +24,13 @@ mod tx;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
 use parking_lot::{Mutex, MutexGuard};
 
+use self::flight::Flight;
 use self::group::Gone;
 pub use self::group::GroupSpec;
 pub use self::op::{Message, OpId, PieceId, Port, Sink, Task};
@@ -78,7 +82,8 @@ pub struct GroupId {
     id: u64,
 }
 
-/// See the [module documentation](self).
+/// This process's end of the links to a set of peers, shared by the communicators over them. Whoever waits
+/// for something drives it; when nobody does, the process's engine does.
 pub struct Endpoint {
     state: Mutex<State>,
     notify: Arc<Notify>,
@@ -347,19 +352,21 @@ impl Endpoint {
         st.say_goodbye(index, Gone::Finalized);
         let ended = self.drive(st, Some(start.after(timeout)), |st| st.all_finalized(index));
         let result = ended.unwrap_or_else(|| {
-            let missing = self.state.lock().not_finalized(index);
-            Err(self.timeout(start, missing))
+            self.with(|st| {
+                let e = self.timeout(start, st.not_finalized(index));
+                // Those who come later must not wait for this rank.
+                st.fail_group(index, e.clone(), true);
+                Err(e)
+            })
         });
+        self.with(|st| st.end_finalize(index));
         self.flush();
         result
     }
 
     /// Local end of a group: everything of it in flight fails, peers are told without waiting for them.
     pub fn close(&self, g: GroupId) {
-        self.on_group(g, |st, g| {
-            st.fail_group(g, ErrorKind::Finalized.into(), false);
-            st.say_goodbye(g, Gone::Closed);
-        });
+        self.on_group(g, |st, g| st.close_group(g));
     }
 
     /// Forgets a group that was closed or finalized.
@@ -583,81 +590,8 @@ fn step(st: &mut State, op: OpId, task: &mut dyn Task) -> Option<Result<()>> {
     if let Some(r) = ended(st) {
         return Some(r);
     }
-    if let Poll::Ready(r) = task.poll(&mut Port { st, op }) {
+    if let Poll::Ready(r) = st.poll_contained(op, task) {
         st.task_ended(op, r);
     }
     ended(st)
-}
-
-/// An operation in flight.
-struct Flight {
-    endpoint: Arc<Endpoint>,
-    op: OpId,
-    result: Option<Result<()>>,
-}
-
-impl Flight {
-    fn take(&mut self, st: &mut State) -> Option<Result<()>> {
-        if self.result.is_none() {
-            self.result = st.release_op(self.op);
-        }
-        self.result.clone()
-    }
-}
-
-impl Pending for Flight {
-    fn poll(&mut self) -> Poll<Result<()>> {
-        let endpoint = Arc::clone(&self.endpoint);
-        endpoint.with(|st| {
-            if self.take(st).is_none() {
-                st.progress(true);
-            }
-            self.take(st).map_or(Poll::Pending, Poll::Ready)
-        })
-    }
-
-    fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>> {
-        let endpoint = Arc::clone(&self.endpoint);
-        let st = endpoint.state.lock();
-        endpoint.drive(st, until, |st| self.take(st)).map_or(Poll::Pending, Poll::Ready)
-    }
-
-    fn set_waker(&mut self, waker: &Waker) {
-        let endpoint = Arc::clone(&self.endpoint);
-        let done = endpoint.with(|st| match st.slot(self.op) {
-            Some(slot) if slot.result.is_none() => {
-                slot.waker = Some(waker.clone());
-                false
-            }
-            _ => true,
-        });
-        if done {
-            waker.wake_by_ref();
-        }
-    }
-
-    fn cancel(&mut self) {
-        let endpoint = Arc::clone(&self.endpoint);
-        endpoint.with(|st| {
-            let Some(slot) = st.slot(self.op) else { return };
-            if slot.result.is_none() {
-                let (g, desc) = (slot.group, slot.desc);
-                let rank = st.group(g).map_or(0, |g| g.rank);
-                let cause = format!("{desc} was cancelled");
-                st.fail_group(g, ErrorKind::Aborted { rank, cause }.into(), true);
-                // A group that had left already does not fail any more; the operation ends all the same.
-                st.finish_op(self.op, Err(ErrorKind::Finalized.into()));
-            }
-        });
-    }
-}
-
-impl Drop for Flight {
-    fn drop(&mut self) {
-        if self.result.is_none() {
-            self.cancel();
-            let endpoint = Arc::clone(&self.endpoint);
-            endpoint.with(|st| st.release_op(self.op));
-        }
-    }
 }

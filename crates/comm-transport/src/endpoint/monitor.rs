@@ -3,7 +3,8 @@
 //! Two ranks that both think they are the root of a reduction wait for each other and exchange no
 //! data. So a call that has been open for [`SUSPICIOUS`] is reported to the group's rank 0, which asks
 //! all others about it, compares the answers, and tells the waiting ranks who has arrived. A program
-//! whose calls are short never sends any of this.
+//! whose calls are short never sends any of this. If rank 0 itself does not answer, the waiting ranks
+//! tell each other.
 //!
 //! Of the calls that a rank has open only the [`OLDEST`] are reported: the others wait for them anyway. And
 //! only a report makes rank 0 ask, never an answer, so that a question asked once costs one answer per rank
@@ -22,6 +23,10 @@ use crate::frame::{Header, Kind};
 pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(100);
 /// How many of its open calls a rank reports.
 pub(crate) const OLDEST: usize = 8;
+/// Time after which a call of which rank 0 says nothing is reported to everybody.
+pub(crate) const UNANSWERED: Duration = Duration::from_millis(160);
+/// Groups in which everybody may tell everybody.
+const SMALL: usize = 256;
 /// Least interval between news to the waiting ranks.
 const NEWS: Duration = Duration::from_millis(20);
 /// Calls that are followed at a time.
@@ -47,6 +52,14 @@ pub(crate) struct Monitor {
 impl Monitor {
     pub(crate) fn take_query(&mut self, seq: u64) -> bool {
         !self.queries.is_empty() && self.queries.remove(&seq)
+    }
+
+    /// Remembers that rank 0 wants to hear of a call.
+    fn want(&mut self, seq: u64) {
+        self.queries.insert(seq);
+        while self.queries.len() > CALLS {
+            self.queries.pop_first();
+        }
     }
 
     pub(crate) fn learn(&mut self, seq: u64, ranks: Vec<usize>) {
@@ -88,10 +101,19 @@ impl State {
     pub(crate) fn status(&mut self, g: usize, rank: usize, seq: u64, desc: OpDesc, asks: bool) {
         let own = self.own_call(g, seq);
         let Some(group) = self.group_mut(g) else { return };
-        if group.rank != 0 || group.failed.is_some() {
+        if group.failed.is_some() {
             return;
         }
         group.saw(rank, seq);
+        if group.rank != 0 {
+            // Rank 0 is silent, so its part falls to everybody.
+            let differing = own.filter(|own| own.disagreement(&desc).is_some());
+            if let Some(own) = differing {
+                let mine = (group.rank, own);
+                self.fail_calls(g, seq, vec![(rank, desc), mine]);
+            }
+            return;
+        }
         let n = group.members.len();
         let first = !group.monitor.calls.contains_key(&seq);
         // An answer about a call that is not followed any more, or a report that crossed the last answer.
@@ -120,7 +142,7 @@ impl State {
         }
         if first {
             if own.is_none() {
-                group.monitor.queries.insert(seq);
+                group.monitor.want(seq);
             }
             let h = Header { seq, ..Header::new(Kind::Query, group.id, group.generation) };
             let others: Vec<usize> =
@@ -137,10 +159,7 @@ impl State {
             return self.tell_status(g, seq, desc, false);
         }
         if let Some(group) = self.group_mut(g) {
-            group.monitor.queries.insert(seq);
-            while group.monitor.queries.len() > CALLS {
-                group.monitor.queries.pop_first();
-            }
+            group.monitor.want(seq);
         }
     }
 
@@ -194,6 +213,12 @@ impl State {
                 self.report(OpId { index: i as u32, life: self.ops[i].life });
             }
         }
+        for i in 0..self.ops.len() {
+            let s = &self.ops[i];
+            if s.live && s.result.is_none() && s.reported && !s.cried && s.started.after(UNANSWERED) <= now {
+                self.cry(i);
+            }
+        }
         for g in 0..self.groups.len() {
             let Some(group) = self.group_mut(g) else { continue };
             if group.monitor.changed.is_empty() || group.monitor.sent.after(NEWS) > now {
@@ -209,6 +234,23 @@ impl State {
                     .unwrap_or_default();
                 self.tell_arrivals(g, seq, &ranks);
             }
+        }
+    }
+
+    /// Tells everybody that this rank waits in a call, unless rank 0 has taken it up.
+    fn cry(&mut self, op: usize) {
+        let slot = &mut self.ops[op];
+        slot.cried = true;
+        let (g, desc) = (slot.group, slot.desc);
+        let (Some(seq), Some(group)) = (slot.seq, self.group(g)) else { return };
+        if group.rank == 0 || group.members.len() > SMALL || group.monitor.arrived.contains_key(&seq) {
+            return;
+        }
+        let h = Header { seq, desc, ..Header::new(Kind::Status, group.id, group.generation) };
+        let others: Vec<usize> =
+            group.members.iter().enumerate().filter(|(r, _)| *r != 0 && *r != group.rank).map(|(_, m)| *m).collect();
+        for m in others {
+            self.send_control(m, h, Vec::new());
         }
     }
 

@@ -1,8 +1,9 @@
 //! Operations in flight: their tokens, their task, their end.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::task::{Poll, Waker};
 
-use comm_core::{Error, OpDesc, Reducer, Result, Time};
+use comm_core::{Error, ErrorKind, OpDesc, Reducer, Result, Time};
 
 use super::state::State;
 
@@ -64,6 +65,8 @@ pub(crate) struct OpSlot {
     pub(crate) started: Time,
     pub(crate) deadline: Time,
     pub(crate) reported: bool,
+    /// All members were told, because rank 0 did not answer.
+    pub(crate) cried: bool,
 }
 
 impl OpSlot {
@@ -86,6 +89,7 @@ impl OpSlot {
             started: Time::default(),
             deadline: Time::default(),
             reported: false,
+            cried: false,
         }
     }
 
@@ -107,6 +111,7 @@ impl OpSlot {
         self.started = started;
         self.deadline = deadline;
         self.reported = false;
+        self.cried = false;
     }
 
     pub(crate) fn issue(&mut self) -> PieceId {
@@ -170,7 +175,7 @@ impl Port<'_> {
     ///
     /// As [`send`](Self::send).
     pub unsafe fn send_message(&mut self, msg: Message, ptr: *const u8) -> Result<PieceId> {
-        self.check()?;
+        self.check_message(&msg)?;
         Ok(self.st.post_message_send(self.op, msg, ptr))
     }
 
@@ -180,8 +185,23 @@ impl Port<'_> {
     ///
     /// As [`recv`](Self::recv).
     pub unsafe fn recv_message(&mut self, msg: Message, ptr: *mut u8) -> Result<PieceId> {
-        self.check()?;
+        self.check_message(&msg)?;
         Ok(self.st.post_message_recv(self.op, msg, ptr))
+    }
+
+    /// A message of an operation that ended because another message was refused is refused too: its other end
+    /// must not wait for it.
+    fn check_message(&mut self, m: &Message) -> Result<()> {
+        let r = self.check();
+        if let Err(e) = &r
+            && let comm_core::ErrorKind::PeerRefused { rank, reason } = e.kind()
+            && *rank != m.peer
+        {
+            let text = format!("rank {rank} refused another message of its batch: {reason}");
+            let g = self.st.ops[self.op.index as usize].group;
+            self.st.refuse_message(g, m.peer, m.tag, m.seq, m.desc, &text);
+        }
+        r
     }
 
     /// Whether a piece is done.
@@ -247,6 +267,17 @@ impl State {
         }
     }
 
+    /// Polls a task. A panic in it must not unwind through the endpoint: posted receives would outlive their
+    /// buffers, and the engine would die. The operation fails instead, on all ranks.
+    pub(crate) fn poll_contained(&mut self, op: OpId, task: &mut dyn Task) -> Poll<Result<()>> {
+        let polled = catch_unwind(AssertUnwindSafe(|| task.poll(&mut Port { st: self, op })));
+        polled.unwrap_or_else(|payload| {
+            let rank = self.slot(op).map(|s| s.group).and_then(|g| self.group(g)).map_or(0, |g| g.rank);
+            let cause = format!("the operation panicked: {}", comm_core::panic_text(payload.as_ref()));
+            Poll::Ready(Err(ErrorKind::Aborted { rank, cause }.into()))
+        })
+    }
+
     /// Polls one task once.
     pub(crate) fn poll_task(&mut self, op: OpId) {
         let Some(slot) = self.slot(op) else { return };
@@ -255,7 +286,7 @@ impl State {
         }
         slot.touched = false;
         let Some(mut task) = slot.task.take() else { return };
-        let polled = task.poll(&mut Port { st: self, op });
+        let polled = self.poll_contained(op, task.as_mut());
         match polled {
             Poll::Ready(r) => self.task_ended(op, r),
             Poll::Pending => {

@@ -66,7 +66,7 @@ impl State {
             return piece;
         }
         if let Some(reason) = self.take_refusal(&key, m.peer, Operation::Recv) {
-            self.finish_op(op, Err(ErrorKind::PeerRefused { rank: m.peer, reason }.into()));
+            self.end_refused(op, m.peer, reason);
             return piece;
         }
         let Some((p, comm, generation)) = self.address(key.group, m.peer, op) else { return piece };
@@ -112,7 +112,7 @@ impl State {
             return piece;
         }
         if let Some(reason) = self.take_refusal(&key, m.peer, Operation::Send) {
-            self.finish_op(op, Err(ErrorKind::PeerRefused { rank: m.peer, reason }.into()));
+            self.end_refused(op, m.peer, reason);
             return piece;
         }
         let Some(p) = self.group(key.group).and_then(|g| g.members.get(m.peer).copied()) else { return piece };
@@ -181,14 +181,17 @@ impl State {
         }
         let h = Header { step: tag, seq, desc, ..Header::new(Kind::RefuseP2p, group.id, group.generation) };
         let operation = desc.operation;
-        if operation == Operation::Recv && group.refused_p2p.len() < REFUSED {
+        if operation == Operation::Recv {
+            if group.refused_p2p.len() == REFUSED {
+                group.refused_p2p.remove(0);
+            }
             group.refused_p2p.push(RefusedP2p { peer: rank, seq, tag, operation, reason: String::new(), ours: true });
         }
         let key = Key { group: g, kind: P2P, seq, step: tag };
         self.peers[p].announced.retain(|(k, ..)| *k != key);
         self.drop_unexpected(p, |u| u.key == key);
         let mut text = reason.as_bytes().to_vec();
-        text.truncate(4096);
+        text.truncate(super::group::REASON);
         self.send_control(p, h, text);
     }
 
@@ -202,12 +205,31 @@ impl State {
             peer.tx.announced.iter().find(|x| x.key == key).map(|x| x.op)
         };
         if let Some(op) = op {
-            self.finish_op(op, Err(ErrorKind::PeerRefused { rank, reason }.into()));
-        } else if let Some(group) = self.group_mut(g)
-            && group.refused_p2p.len() < REFUSED
-        {
+            self.end_refused(op, rank, reason);
+        } else if let Some(group) = self.group_mut(g) {
+            // The oldest are likely of messages that were sent before they were refused: nobody asks for them.
+            if group.refused_p2p.len() == REFUSED {
+                group.refused_p2p.remove(0);
+            }
             let operation = h.desc.operation;
             group.refused_p2p.push(RefusedP2p { peer: rank, seq: h.seq, tag: h.step, operation, reason, ours: false });
+        }
+    }
+
+    /// Ends an operation because a peer refused one of its messages. The ends of its other messages must not
+    /// wait for them either.
+    fn end_refused(&mut self, op: OpId, rank: usize, reason: String) {
+        let mut rest: Vec<(usize, Key, OpDesc)> = Vec::new();
+        for (p, peer) in self.peers.iter().enumerate() {
+            rest.extend(peer.posted.iter().filter(|x| x.op == op).map(|x| (p, x.key, x.desc)));
+            rest.extend(peer.tx.items_of(op).map(|x| (p, x.key, x.desc)));
+        }
+        let text = format!("rank {rank} refused another message of its batch: {reason}");
+        self.finish_op(op, Err(ErrorKind::PeerRefused { rank, reason }.into()));
+        for (p, key, desc) in rest {
+            if let Some(other) = self.group(key.group).and_then(|g| g.rank_of(p)).filter(|other| *other != rank) {
+                self.refuse_message(key.group, other, key.step, key.seq, desc, &text);
+            }
         }
     }
 

@@ -10,6 +10,8 @@ use crate::frame::{HEADER, Header, Kind};
 const BUFFER: usize = 16 << 10;
 /// Bytes that one link may deliver before the others get their turn.
 const BUDGET: usize = 1 << 20;
+/// Bytes that one peer may send for communicators that this rank has not created yet: the windows of a few.
+const ORPHANS: u64 = 32 << 20;
 /// Payloads of at least this many bytes are read straight into their place.
 const DIRECT: usize = 2 << 10;
 
@@ -18,8 +20,10 @@ struct InFrame {
     header: Header,
     left: usize,
     crc: Option<crc32fast::Hasher>,
-    /// Payload of our own small frames; data goes to its message instead.
+    /// Payload of our own small frames and of orphans; other data goes to its message instead.
     small: Vec<u8>,
+    /// Of a group that this rank has not created yet.
+    orphan: bool,
     /// The payload is read and dropped.
     discard: bool,
     /// Index of the group the frame belongs to.
@@ -243,9 +247,10 @@ impl State {
         let group = self.by_id.get(&h.comm).copied();
         let group = group.filter(|g| self.groups[*g].as_ref().is_some_and(|g| g.rank_of(p).is_some()));
         let stale = group.is_some_and(|g| self.groups[g].as_ref().is_some_and(|g| g.generation != h.generation));
-        let mut f = InFrame { header: h, left: h.len as usize, crc, small: Vec::new(), discard: stale, group };
-        if group.is_none() && h.kind != Kind::Control {
-            // A late frame of a communicator that is gone here.
+        let orphan = !self.by_id.contains_key(&h.comm) && !self.dead.contains(&h.comm);
+        let mut f = InFrame { header: h, left: h.len as usize, crc, small: Vec::new(), orphan, discard: stale, group };
+        if group.is_none() && !orphan {
+            // A late frame of a communicator that is gone here, or not the peer's.
             f.discard = true;
         }
         if let (Some(g), false) = (group, f.discard)
@@ -323,7 +328,7 @@ impl State {
         if f.discard {
             return;
         }
-        if !f.header.kind.is_data() {
+        if f.orphan || !f.header.kind.is_data() {
             f.small.extend_from_slice(bytes);
             return;
         }
@@ -350,8 +355,14 @@ impl State {
             return false;
         }
         self.moved = true;
+        if f.orphan {
+            self.orphan(p, h, f.small);
+            return self.peers[p].link.is_some();
+        }
         if !h.kind.is_data() {
-            self.control_frame(p, h, f.group, f.discard, f.small);
+            if let (Some(g), false) = (f.group, f.discard) {
+                self.control_frame(p, h, g, f.small);
+            }
             return self.peers[p].link.is_some();
         }
         let Some(g) = f.group else { return true };
@@ -373,6 +384,51 @@ impl State {
         }
         self.complete_posted(p, &key);
         self.peers[p].link.is_some()
+    }
+
+    /// A whole frame of a group that did not exist here when the frame began: the peer was faster. It is kept
+    /// until the group exists.
+    fn orphan(&mut self, p: usize, h: Header, payload: Vec<u8>) {
+        if let Some(g) = self.by_id.get(&h.comm).copied() {
+            return self.adopt(p, g, h, payload);
+        }
+        let cost = payload.len() as u64 + OVERHEAD;
+        self.peers[p].orphaned += cost;
+        if self.peers[p].orphaned > ORPHANS {
+            return self.corrupt(p, "too much data for communicators that do not exist here".into());
+        }
+        self.orphans.push_back((p, h, payload));
+    }
+
+    /// Takes a frame that came before its group.
+    pub(crate) fn adopt(&mut self, p: usize, g: usize, h: Header, payload: Vec<u8>) {
+        let known = self.groups[g].as_ref().is_some_and(|g| g.rank_of(p).is_some() && g.generation == h.generation);
+        if !known {
+            return;
+        }
+        if !h.kind.is_data() {
+            return self.control_frame(p, h, g, payload);
+        }
+        let key = key_of(&h, g);
+        let wanted = match self.admit_data(p, g, &h) {
+            Ok(w) => w,
+            Err(what) => return self.corrupt(p, what),
+        };
+        let cost = u64::from(h.len) + OVERHEAD;
+        let peer = &mut self.peers[p];
+        let mut payload = payload;
+        if let Some(x) = peer.posted.iter_mut().find(|x| wanted && x.key == key) {
+            absorb(x, &mut payload);
+            self.complete_posted(p, &key);
+        } else if let Some(u) = peer.unexpected.iter_mut().find(|u| wanted && u.key == key) {
+            u.data.append(&mut payload);
+            u.cost += cost;
+            peer.chans[g].held[key.kind] += cost;
+            return;
+        }
+        if h.kind != Kind::P2pData {
+            self.return_credit(p, g, key.kind, cost);
+        }
     }
 
     /// Ends a posted receive that has all its bytes.

@@ -18,6 +18,9 @@ use crate::wait::Notify;
 /// How long the end of a connection without goodbye may be explained by an abort that is still on its
 /// way through another connection, before the peer itself is blamed.
 const BLAME_DELAY: Duration = Duration::from_millis(25);
+/// How long a call that waits for a member that has finalized may be explained by a mismatch before that
+/// member is blamed.
+pub(crate) const LAST_WORD: Duration = Duration::from_millis(250);
 /// In a spinning pass only links that somebody waits for are read; all are read every so many passes.
 const ALL_LINKS_EVERY: u32 = 16;
 
@@ -83,6 +86,8 @@ pub(crate) struct Peer {
     pub(crate) unexpected: Vec<Unexpected>,
     /// Point-to-point messages announced by the peer: key, descriptor, length.
     pub(crate) announced: Vec<(Key, OpDesc, u64)>,
+    /// Cost of its frames among the orphans.
+    pub(crate) orphaned: u64,
 }
 
 pub(crate) struct State {
@@ -104,10 +109,14 @@ pub(crate) struct State {
     pub(crate) checksum: bool,
     pub(crate) scratch: Vec<u8>,
     pub(crate) notify: Arc<Notify>,
-    /// Control frames for groups that this rank has not created yet.
+    /// Frames for groups that this rank has not created yet.
     pub(crate) orphans: VecDeque<(usize, Header, Vec<u8>)>,
+    /// Ids of groups that were forgotten here: late frames of theirs are no orphans.
+    pub(crate) dead: VecDeque<u64>,
     /// Connections that ended without goodbye, and when.
     suspects: Vec<(usize, Time, PeerCause)>,
+    /// Operations that wait for a member that has finalized, the endpoint rank, and since when.
+    pub(crate) forsaken: Vec<(OpId, usize, Time)>,
     pass: u32,
     /// Messages from this rank to itself: sends that wait for their receive.
     pub(crate) own_sends: Vec<super::p2p::OwnSend>,
@@ -134,6 +143,7 @@ impl State {
                 posted: Vec::new(),
                 unexpected: Vec::new(),
                 announced: Vec::new(),
+                orphaned: 0,
             })
             .collect();
         Self {
@@ -153,7 +163,9 @@ impl State {
             scratch: Vec::new(),
             notify,
             orphans: VecDeque::new(),
+            dead: VecDeque::new(),
             suspects: Vec::new(),
+            forsaken: Vec::new(),
             pass: 0,
             own_sends: Vec::new(),
             frames_sent: 0,
@@ -210,6 +222,11 @@ impl State {
         self.ended = true;
     }
 
+    /// Whether the blame for the end of the connection to `p` is still open.
+    pub(crate) fn is_suspect(&self, p: usize) -> bool {
+        self.suspects.iter().any(|(s, ..)| *s == p)
+    }
+
     /// The link to `p` carried something that is not our protocol.
     pub(crate) fn corrupt(&mut self, p: usize, what: String) {
         tracing::error!(peer = p, what, "corrupt data; connection dropped");
@@ -237,6 +254,7 @@ impl State {
                 }
             }
         }
+        self.check_forsaken(now);
         self.check_deadlines(now);
         self.monitor_tick(now);
     }
@@ -245,10 +263,15 @@ impl State {
     pub(crate) fn next_timer(&self, now: Time) -> Option<Duration> {
         let mut next: Option<Time> = self.suspects.first().map(|(_, t, _)| t.after(BLAME_DELAY));
         let mut earlier = |t: Time| next = Some(next.map_or(t, |n| n.min(t)));
+        if let Some((.., t)) = self.forsaken.first() {
+            earlier(t.after(LAST_WORD));
+        }
         for (i, s) in self.ops.iter().enumerate().filter(|(_, s)| s.live && s.result.is_none()) {
             earlier(s.deadline);
             if let Some(t) = self.reports_at(i) {
                 earlier(t);
+            } else if s.reported && !s.cried && s.seq.is_some() {
+                earlier(s.started.after(super::monitor::UNANSWERED));
             }
         }
         if let Some(t) = self.monitor_timer() {

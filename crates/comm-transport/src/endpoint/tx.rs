@@ -99,6 +99,12 @@ impl Tx {
         self.data.iter().chain(&self.announced).chain(current).any(|i| i.op == op)
     }
 
+    /// Messages of an operation that are not written yet.
+    pub(crate) fn items_of(&self, op: OpId) -> impl Iterator<Item = &SendItem> {
+        let current = self.current.as_ref().and_then(|f| f.item.as_ref());
+        self.data.iter().chain(&self.announced).chain(current).filter(move |i| i.op == op)
+    }
+
     /// Forgets what an operation wanted to send. The rest of a frame whose header is out is kept in a
     /// copy: the stream must go on in step.
     pub(crate) fn purge(&mut self, op: OpId) {
