@@ -33,7 +33,7 @@ pub(crate) fn join(name: &str, rank: usize, size: usize, timeout: Duration) -> R
         return Err(Error::invalid(format!("rank {rank} is not below the size {size}")));
     }
     let place = place();
-    let until = Instant::now() + timeout;
+    let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
     let mut open = place.open.lock();
     let meeting = open.entry(name.to_owned()).or_insert_with(|| Meeting {
         rows: MemLink::mesh(size).into_iter().map(Some).collect(),

@@ -53,6 +53,7 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let (Some(rank), Some(size)) = (options.rank, options.size) else {
         return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
     };
+    MeshOptions::of(&options)?;
     let links = fabric::join(options.effective_name(), rank, size, options.bootstrap_timeout)?;
     assemble(rank, links, options)
 }
@@ -71,6 +72,7 @@ pub fn world(size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
 }
 
 fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions) -> Result<Communicator> {
+    let mesh = MeshOptions::of(&options)?;
     let size = links.len();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let endpoint = Endpoint::new(
@@ -89,8 +91,6 @@ fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions
         members: (0..size).collect(),
         window: WINDOW,
     };
-    let forced = options.hints.get("algo").cloned().or_else(|| std::env::var("RUSTCOMMS_ALGO").ok());
-    let mesh = MeshOptions { forced, ..MeshOptions::default() };
     let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
     Communicator::from_backend(Arc::new(backend), Device::CPU, options)
 }

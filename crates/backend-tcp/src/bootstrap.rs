@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAdd
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-use comm_core::{CommOptions, Error, ErrorKind, Fnv, Result, Store};
+use comm_core::{CommOptions, Context, Error, ErrorKind, Fnv, Result, Store};
 use comm_store::{Place, TcpStore, TcpStoreServer, discover};
 use comm_transport::PROTOCOL;
 use parking_lot::Mutex;
@@ -51,7 +51,8 @@ pub(crate) fn join(options: &CommOptions) -> Result<World> {
         let key = format!("single/{name}/{}", random());
         return Ok(World { rank, size, sockets: vec![None], hosts: vec![Host::this()], key });
     }
-    let until = Instant::now() + options.bootstrap_timeout;
+    // An absurdly long timeout is a day: `Instant` cannot hold everything that `Duration` can.
+    let until = Instant::now() + options.bootstrap_timeout.min(Duration::from_secs(86_400));
     let (store, toward) = open_store(options, &place, rank, until)?;
     let scope = format!("rustcomms/{}/{name}", place.run);
     let creation = store.add(&format!("{scope}/created/{rank}"), 1)?;
@@ -68,9 +69,28 @@ pub(crate) fn join(options: &CommOptions) -> Result<World> {
     };
     let card =
         postcard::to_allocvec(&mine).map_err(|e| Error::invalid(format!("the rank's entry cannot be encoded: {e}")))?;
-    store.set(&format!("{key}/{rank}"), &card)?;
-    let cards = collect(store.as_ref(), &key, &mine, rank, until)?;
+    let own_key = format!("{key}/{rank}");
+    store.set(&own_key, &card)?;
+    let met = meet(store.as_ref(), &key, &mine, rank, &listener, until);
+    if met.is_err() {
+        // A card that stays would send a later rank to a port that is closed. The store may be gone itself.
+        let _ = store.delete_key(&own_key);
+    }
+    let (sockets, cards) =
+        met.map_err(|e| e.with_context(|| Context { comm: Some(name.into()), ..Context::default() }))?;
+    Ok(World { rank, size, sockets, hosts: cards.into_iter().map(|c| c.host).collect(), key })
+}
 
+/// Reads everybody's card and connects.
+fn meet(
+    store: &dyn Store,
+    key: &str,
+    mine: &Card,
+    rank: usize,
+    listener: &TcpListener,
+    until: Instant,
+) -> Result<(Vec<Option<TcpStream>>, Vec<Card>)> {
+    let cards = collect(store, key, mine, rank, until)?;
     let greeting = Greeting { key: Fnv::hash(key.as_bytes()), nonce: cards[0].nonce, from: rank as u32, to: 0 };
     let reach = |p: usize| {
         let c = &cards[p];
@@ -82,8 +102,8 @@ pub(crate) fn join(options: &CommOptions) -> Result<World> {
         // An address that only means "myself" must not be taken to another host.
         c.addrs.iter().copied().filter(|a| !a.ip().is_loopback()).collect()
     };
-    let sockets = mesh(&listener, greeting, size, &reach, until)?;
-    Ok(World { rank, size, sockets, hosts: cards.into_iter().map(|c| c.host).collect(), key })
+    let sockets = mesh(listener, greeting, mine.size, &reach, until)?;
+    Ok((sockets, cards))
 }
 
 fn identify(options: &CommOptions) -> Result<(Place, usize, usize)> {

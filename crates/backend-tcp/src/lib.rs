@@ -52,6 +52,7 @@ pub fn register() {
 /// within the bootstrap timeout, listing who came and who did not; `VersionSkew` when a rank speaks
 /// another protocol.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
+    let mesh = MeshOptions::of(&options)?;
     let world = bootstrap::join(&options)?;
     let (rank, size) = (world.rank, world.size);
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(size);
@@ -81,8 +82,6 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
         members: (0..size).collect(),
         window: (HELD / size as u64).clamp(512 << 10, 4 << 20),
     };
-    let forced = options.hints.get("algo").cloned().or_else(|| std::env::var("RUSTCOMMS_ALGO").ok());
-    let mesh = MeshOptions { forced, ..MeshOptions::default() };
     let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
     let options = options.rank_and_size(rank, size);
     Communicator::from_backend(Arc::new(backend), Device::CPU, options)

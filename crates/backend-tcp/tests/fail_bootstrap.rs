@@ -201,3 +201,26 @@ fn strangers_at_the_data_port() {
         assert_eq!(s.join().unwrap(), 6);
     }
 }
+
+/// Durations that no clock can add end nowhere near a panic, and cards of failed attempts do not stay.
+#[test]
+fn absurd_timeouts_and_second_attempts() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let lonely = CommOptions::new().name("again").rank_and_size(0, 2).store(Arc::clone(&store));
+    let e = backend_tcp::connect(lonely.clone().bootstrap_timeout(Duration::from_millis(100))).unwrap_err();
+    assert!(e.to_string().contains("'again'"), "{e}");
+    assert!(!store.check(&["rustcomms/run/again/1/0"]).unwrap(), "the card of the failed attempt is still there");
+    let ranks: Vec<_> = (0..2)
+        .map(|r| {
+            let o = CommOptions::new().name("long").rank_and_size(r, 2).store(Arc::clone(&store));
+            std::thread::spawn(move || {
+                let c = backend_tcp::connect(o.bootstrap_timeout(Duration::MAX).timeout(Duration::MAX)).unwrap();
+                c.barrier().unwrap();
+                c.finalize(LIMIT).unwrap();
+            })
+        })
+        .collect();
+    for r in ranks {
+        r.join().unwrap();
+    }
+}

@@ -294,7 +294,8 @@ impl<T, F> fmt::Debug for Custom<T, F> {
 ///
 /// `f` must be associative. With `commutative == false` contributions are folded in rank order.
 /// The function is called with slices of equal length, any length, from whichever thread drives
-/// progress; it must not call into the same communicator.
+/// progress; it must not call a communicator (such
+/// calls are refused; `abort` makes the operation fail once the function returns).
 ///
 /// Counterpart: `MPI_Op_create`. CPU backends only.
 pub fn custom<T, F>(f: F, commutative: bool) -> Custom<T, F>

@@ -83,7 +83,8 @@ pub struct CommOptions {
     pub timeout: Duration,
     /// Time that creation may take. Default 120 s.
     pub bootstrap_timeout: Duration,
-    /// Silence after which a peer counts as dead. Default 30 s.
+    /// Silence after which a peer counts as dead. Default 30 s. No backend of this version sends heartbeats: a peer
+    /// that is stopped, not dead, is noticed by the operation's timeout.
     pub heartbeat_timeout: Duration,
     /// Created without members, to be filled by `reconfigure`.
     pub dynamic: bool,

@@ -3,6 +3,7 @@
 //! Kernels work on bytes of any alignment and are safe code that the compiler vectorises.
 //! 16-bit and 8-bit floats are combined in `f32` and rounded once per step.
 
+use std::cell::Cell;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
@@ -16,6 +17,28 @@ use crate::op::ReduceOp;
 /// Folds a user's values; `acc` and `x` have equal length. `x` may be used as scratch.
 pub(crate) trait CustomFold: Send + Sync {
     fn fold(&self, acc: &mut [u8], x: &mut [u8]);
+}
+
+/// What this thread does inside a custom operator. Folds run under the backend's locks, so a call into a
+/// communicator from there would wait for its own caller.
+#[derive(Default)]
+struct Fold {
+    depth: Cell<u32>,
+    abort: Cell<Option<String>>,
+}
+
+thread_local! {
+    static FOLD: Fold = Fold::default();
+}
+
+/// Whether the calling thread is inside a custom operator.
+pub(crate) fn in_fold() -> bool {
+    FOLD.with(|s| s.depth.get() > 0)
+}
+
+/// Makes the operation whose operator runs on this thread fail once the operator returns.
+pub(crate) fn abort_fold(reason: &str) {
+    FOLD.with(|s| s.abort.set(Some(reason.to_owned())));
 }
 
 type Kernel = fn(&mut [u8], &[u8]);
@@ -92,7 +115,7 @@ impl Reducer {
         self
     }
 
-    /// `Aborted` by `rank` if a custom operator has panicked during this operation; what it folded is then
+    /// `Aborted` by `rank` if a custom operator has panicked, or called `abort`, during this operation; what it folded is then
     /// worthless. Backends ask before they pass results on and before they report success.
     ///
     /// # Errors
@@ -101,10 +124,7 @@ impl Reducer {
     pub fn check(&self, rank: usize) -> Result<()> {
         match &self.combine {
             Combine::Custom(_, panicked) => match panicked.get() {
-                Some(text) => {
-                    let cause = format!("its custom operator panicked: {text}");
-                    Err(Error::new(ErrorKind::Aborted { rank, cause }))
-                }
+                Some(text) => Err(Error::new(ErrorKind::Aborted { rank, cause: text.clone() })),
                 None => Ok(()),
             },
             Combine::Kernel(_) => Ok(()),
@@ -148,9 +168,15 @@ impl Reducer {
             Combine::Kernel(fold) => fold(acc, x),
             Combine::Custom(f, panicked) => {
                 // Folds run under locks and on the engine's thread: a panic must not unwind through those.
-                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| f.fold(acc, x))) {
-                    // The first text is kept.
-                    let _ = panicked.set(panic_text(payload.as_ref()));
+                let depth = FOLD.with(|s| s.depth.replace(s.depth.get() + 1));
+                let folded = catch_unwind(AssertUnwindSafe(|| f.fold(acc, x)));
+                FOLD.with(|s| s.depth.set(depth));
+                // The first text is kept.
+                if let Err(payload) = folded {
+                    let _ = panicked.set(format!("its custom operator panicked: {}", panic_text(payload.as_ref())));
+                }
+                if let Some(reason) = FOLD.with(|s| s.abort.take()) {
+                    let _ = panicked.set(format!("its custom operator aborted: {reason}"));
                 }
             }
         }

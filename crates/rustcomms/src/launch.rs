@@ -26,7 +26,7 @@ pub fn is_rank() -> bool {
 ///
 /// # Errors
 ///
-/// `InvalidArgument` for 0 ranks; `Io` when a process cannot be started.
+/// `InvalidArgument` for 0 ranks, and in a process that is a rank itself; `Io` when a process cannot be started.
 pub fn spawn_local(ranks: usize) -> Result<ExitCode> {
     let program = std::env::current_exe().map_err(|e| Error::io("finding this program", &e))?;
     spawn_program(ranks, &program.into_os_string(), &std::env::args_os().skip(1).collect::<Vec<_>>())
@@ -40,6 +40,11 @@ pub fn spawn_local(ranks: usize) -> Result<ExitCode> {
 pub fn spawn_program(ranks: usize, program: &OsString, args: &[OsString]) -> Result<ExitCode> {
     if ranks == 0 {
         return Err(Error::invalid("a run has at least one rank"));
+    }
+    if is_rank() {
+        return Err(Error::invalid(
+            "this process is a rank already and must not start ranks; call launch::is_rank() first and join with connect",
+        ));
     }
     let store = TcpStoreServer::bind("127.0.0.1:0")?;
     let addr = store.local_addr();

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use comm_control::MeshControl;
 use comm_core::{
-    Backend, BackendInfo, CallInfo, CallNumber, Clock, Control, DeviceKind, Error, OpDesc, OpQuery, OpRequest,
-    Operation, Pending, RawBuf, RawBufMut, Reducer, Result, SplitRequest, Support,
+    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, OpDesc,
+    OpQuery, OpRequest, Operation, Pending, RawBuf, RawBufMut, Reducer, Result, SplitRequest, Support, check_hints,
 };
 use comm_transport::{Endpoint, GroupId, GroupSpec};
 
@@ -30,6 +30,35 @@ pub struct MeshOptions {
 impl Default for MeshOptions {
     fn default() -> Self {
         Self { table: Table::tcp(), forced: None, segment: Shape::SEGMENT }
+    }
+}
+
+impl MeshOptions {
+    /// What a communicator's options and the environment (`RUSTCOMMS_ALGO`) ask for. Backends call it before
+    /// the ranks meet, so that a bad hint is one rank's error and not everybody's lost peer.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for unknown hints and for algorithms that do not exist.
+    pub fn of(options: &CommOptions) -> Result<Self> {
+        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS])?;
+        let environment = || std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty());
+        let forced = options.hints.get("algo").cloned().or_else(environment);
+        let mesh = Self { forced, ..Self::default() };
+        mesh.check()?;
+        Ok(mesh)
+    }
+
+    fn check(&self) -> Result<()> {
+        let Some(name) = self.forced.as_deref() else { return Ok(()) };
+        if Algorithm::ALL.iter().any(|a| a.name() == name) {
+            return Ok(());
+        }
+        let mut names: Vec<&str> = Algorithm::ALL.iter().map(|a| a.name()).collect();
+        names.sort_unstable();
+        names.dedup();
+        let known = names.join(", ");
+        Err(Error::invalid(format!("there is no algorithm '{name}' (RUSTCOMMS_ALGO or hint algo); there are: {known}")))
     }
 }
 
@@ -82,17 +111,7 @@ impl MeshBackend {
     ///
     /// `InvalidArgument` for a forced algorithm that does not exist; else as [`Endpoint::create_group`].
     pub fn new(endpoint: Arc<Endpoint>, spec: GroupSpec, info: BackendInfo, options: MeshOptions) -> Result<Self> {
-        if let Some(name) = options.forced.as_deref()
-            && !Algorithm::ALL.iter().any(|a| a.name() == name)
-        {
-            let mut names: Vec<&str> = Algorithm::ALL.iter().map(|a| a.name()).collect();
-            names.sort_unstable();
-            names.dedup();
-            let known = names.join(", ");
-            return Err(Error::invalid(format!(
-                "there is no algorithm '{name}' (RUSTCOMMS_ALGO or hint algo); there are: {known}"
-            )));
-        }
+        options.check()?;
         let group = endpoint.create_group(spec.clone())?;
         let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec.clone()));
         Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() })

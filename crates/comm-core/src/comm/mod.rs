@@ -40,6 +40,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::ext::{Allocation, Extensions};
 use crate::observe::{Event, Observer, ObserverGuard, Observers};
 use crate::options::{CORE_HINTS, CallOptions, CommOptions, check_hints};
+use crate::reduce::{abort_fold, in_fold};
 use crate::time::Clock;
 use crate::work::Core;
 
@@ -112,11 +113,18 @@ impl CommInner {
 /// Counts the user's clones; the last one to go closes the communicator.
 struct Handle {
     inner: Arc<CommInner>,
+    /// The process that made it.
+    process: u32,
 }
 
 impl Drop for Handle {
     fn drop(&mut self) {
         let i = &self.inner;
+        if self.process != std::process::id() {
+            // A forked child shares the parent's connections: closing here would say goodbye in the parent's name.
+            std::mem::forget(Arc::clone(i));
+            return;
+        }
         if i.transition(HandleState::Live, HandleState::Closed) {
             // A world of one has nobody to leave in the lurch.
             if i.size() > 1 {
@@ -134,6 +142,11 @@ impl Drop for Handle {
 /// [`scope`](Self::scope), borrowed and overlapping. Calls on one communicator must be issued in the
 /// same order by all its ranks; if they are not, the ranks get
 /// [`ErrorKind::Mismatch`] instead of a hang.
+///
+/// A call in which this rank's part is complete before the ranks' disagreement shows (a broadcast's root, a call without
+/// elements) returns well; the error then comes from the next call or from `finalize`.
+///
+/// A communicator belongs to the process that made it: do not use it in a forked child.
 ///
 /// Guarantees: `all_reduce` gives identical bits on all ranks, and the same bits from run to run
 /// with the same algorithm. After an error that is not [recoverable](Error::is_recoverable) the
@@ -182,7 +195,7 @@ impl Communicator {
             ranks,
             state: AtomicU8::new(HandleState::Live as u8),
         };
-        Ok(Self { handle: Arc::new(Handle { inner: Arc::new(inner) }) })
+        Ok(Self { handle: Arc::new(Handle { inner: Arc::new(inner), process: std::process::id() }) })
     }
 
     pub(crate) fn inner(&self) -> &Arc<CommInner> {
@@ -274,12 +287,15 @@ impl Communicator {
     /// Whether the communicator has failed.
     #[must_use]
     pub fn is_failed(&self) -> bool {
-        self.inner().backend.failure().is_some()
+        !in_fold() && self.inner().backend.failure().is_some()
     }
 
     /// The first error that the communicator failed with.
     #[must_use]
     pub fn cause(&self) -> Option<Error> {
+        if in_fold() {
+            return None;
+        }
         let i = self.inner();
         i.backend.failure().map(|e| e.with_context(|| i.context(None, None)))
     }
@@ -369,8 +385,11 @@ impl Communicator {
     }
 
     /// Fails the communicator on all ranks: everything in flight ends with `Aborted`, as does every
-    /// later call. Any thread; does not block.
+    /// later call. Any thread; does not block. Inside a custom operator: that operation fails once the operator returns.
     pub fn abort(&self, reason: &str) {
+        if in_fold() {
+            return abort_fold(reason);
+        }
         let i = self.inner();
         let kind = ErrorKind::Aborted { rank: i.rank(), cause: reason.to_owned() };
         let cause = Error::new(kind).with_context(|| i.context(None, None));

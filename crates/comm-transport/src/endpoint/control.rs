@@ -89,11 +89,18 @@ impl State {
         ended.then_some(Ok(()))
     }
 
-    /// Finalize returns: what comes now does not matter.
+    /// Finalize returns: what comes now does not matter. A call that another thread has open ends here: nothing
+    /// else would end it any more.
     pub(crate) fn end_finalize(&mut self, g: usize) {
+        self.end_ops(g);
         if let Some(group) = self.group_mut(g) {
             group.over = true;
         }
+    }
+
+    /// Whether no operation of a group is open.
+    pub(crate) fn is_idle(&self, g: usize) -> bool {
+        !self.ops.iter().any(|s| s.live && s.group == g && s.result.is_none())
     }
 
     /// Members that have not finalized.

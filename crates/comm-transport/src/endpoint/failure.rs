@@ -299,6 +299,11 @@ impl State {
             Known::Future if group.refused.len() < FUTURE => {
                 group.refused.insert(seq, (rank, reason));
             }
+            Known::Future => {
+                let cause = format!("rank {rank} has refused more than {FUTURE} calls that this rank has not made yet");
+                let me = group.rank;
+                self.fail_group(g, ErrorKind::Aborted { rank: me, cause }.into(), true);
+            }
             _ => {}
         }
     }
@@ -326,7 +331,9 @@ impl State {
                 op: Some(desc.operation.name().into()),
                 seq,
             });
-            self.fail_group(g, error, true);
+            self.fail_group(g, error.clone(), true);
+            // A group that is over does not fail any more; the call ends all the same.
+            self.finish_op(op, Err(error));
         }
     }
 }

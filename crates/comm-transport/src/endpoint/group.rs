@@ -239,6 +239,7 @@ impl State {
 
     /// Forgets a group. Its operations must have ended.
     pub(crate) fn drop_group(&mut self, g: usize) {
+        self.end_ops(g);
         let Some(group) = self.groups[g].take() else { return };
         self.by_id.remove(&group.id);
         if self.dead.len() == DEAD {

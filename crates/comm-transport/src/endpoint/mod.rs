@@ -349,8 +349,18 @@ impl Endpoint {
             self.flush();
             return Err(e);
         }
-        st.say_goodbye(index, Gone::Finalized);
-        let ended = self.drive(st, Some(start.after(timeout)), |st| st.all_finalized(index));
+        // Calls that other threads of the program have open come first: they may still need the others.
+        let mut leaving = false;
+        let ended = self.drive(st, Some(start.after(timeout)), |st| {
+            if !leaving {
+                if !st.is_idle(index) {
+                    return None;
+                }
+                leaving = true;
+                st.say_goodbye(index, Gone::Finalized);
+            }
+            st.all_finalized(index)
+        });
         let result = ended.unwrap_or_else(|| {
             self.with(|st| {
                 let e = self.timeout(start, st.not_finalized(index));
