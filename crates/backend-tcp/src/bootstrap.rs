@@ -38,6 +38,8 @@ struct Card {
     /// Rank 0's is the communicator's secret number.
     nonce: u64,
     checksum: bool,
+    /// The rank was here, but its attempt has failed: nobody listens at its addresses any more.
+    gave_up: bool,
 }
 
 /// Finds all ranks and connects to them.
@@ -66,6 +68,7 @@ pub(crate) fn join(options: &CommOptions) -> Result<World> {
         addrs,
         nonce: random(),
         checksum: options.checksum,
+        gave_up: false,
     };
     let card =
         postcard::to_allocvec(&mine).map_err(|e| Error::invalid(format!("the rank's entry cannot be encoded: {e}")))?;
@@ -73,8 +76,11 @@ pub(crate) fn join(options: &CommOptions) -> Result<World> {
     store.set(&own_key, &card)?;
     let met = meet(store.as_ref(), &key, &mine, rank, &listener, until);
     if met.is_err() {
-        // A card that stays would send a later rank to a port that is closed. The store may be gone itself.
-        let _ = store.delete_key(&own_key);
+        // A card that stays as it is would send a later rank to a port that is closed. The store may be gone itself.
+        let left = Card { gave_up: true, ..mine.clone() };
+        if let Ok(card) = postcard::to_allocvec(&left) {
+            let _ = store.set(&own_key, &card);
+        }
     }
     let (sockets, cards) =
         met.map_err(|e| e.with_context(|| Context { comm: Some(name.into()), ..Context::default() }))?;
@@ -198,6 +204,16 @@ fn collect(store: &dyn Store, key: &str, mine: &Card, rank: usize, until: Instan
         if card.protocol != mine.protocol {
             let who = format!("rank {r} on {}", card.host.name);
             return Err(ErrorKind::VersionSkew { ours: mine.protocol, theirs: card.protocol, who }.into());
+        }
+        if card.gave_up {
+            return Err(Error::new(ErrorKind::Bootstrap {
+                what: format!(
+                    "rank {r} on {} came and has given up waiting; start the ranks closer together",
+                    card.host.name
+                ),
+                arrived: Vec::new(),
+                missing: vec![r],
+            }));
         }
         if (card.size, card.checksum) != (mine.size, mine.checksum) {
             return Err(Error::new(ErrorKind::Bootstrap {
