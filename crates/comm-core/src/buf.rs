@@ -150,6 +150,10 @@ pub unsafe trait IntoBufMut<M = Host>: IntoBuf<M> {
 ///
 /// Dropping the memory and every later safe access to it are ordered, on the device, after the use
 /// that an operation records on the memory's stream.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot be lent to a synchronous operation",
+    note = "borrow it (`&x` or `&mut x`), or use the `_async` form, which takes ownership and gives it back"
+)]
 pub unsafe trait StreamOrdered<M = Host>: IntoBuf<M> {}
 
 fn host_buf<T: Pod>(s: &[T]) -> RawBuf {

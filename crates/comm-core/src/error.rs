@@ -383,13 +383,18 @@ impl fmt::Display for Error {
             (Some(op), None) => write!(f, "{op}: ")?,
             _ => {}
         }
-        write!(f, "{} ({})", self.kind(), self.kind().advice())
+        let advice = match self.kind() {
+            // There is no communicator yet.
+            ErrorKind::InvalidArgument { .. } if c.comm.is_none() => "correct the argument or setting",
+            kind => kind.advice(),
+        };
+        write!(f, "{} ({advice})", self.kind())
     }
 }
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Error::{}: {self}", self.kind().name())
+        write!(f, "{}: {self}", self.kind().name())
     }
 }
 

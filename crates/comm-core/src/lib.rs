@@ -38,6 +38,8 @@ pub use desc::{Agreement, DESC_BYTES, Fnv, OpDesc, Operation};
 pub use device::{Device, DeviceKind, StreamRef};
 pub use dtype::{DType, E4M3, E5M2, Element, Pod};
 pub use error::{Context, Error, ErrorKind, PeerCause, Phase, Result};
+/// The 16-bit floats of the `half` crate, of the version that implements [`Element`].
+pub use half::{bf16, f16};
 pub use host::{HostBackend, host_backend};
 pub use observe::{Call, CallNumber, Event, Observer, ObserverGuard};
 pub use op::{Operator, ReduceOp};

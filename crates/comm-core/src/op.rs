@@ -116,6 +116,10 @@ impl fmt::Display for ReduceOp {
 /// An operator that may be applied to elements of type `T`.
 ///
 /// Implemented for exactly the legal pairs, so that an illegal one does not compile.
+#[diagnostic::on_unimplemented(
+    message = "the operator `{Self}` is not defined on elements of type `{T}`",
+    note = "`ReduceOp::is_legal` has the table; `op::custom` makes an operator from a function"
+)]
 pub trait Operator<T: Pod>: Clone + fmt::Debug + Send + Sync + 'static {
     /// The erased form that backends run.
     fn reducer(&self) -> Reducer;

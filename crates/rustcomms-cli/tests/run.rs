@@ -263,6 +263,15 @@ fn much_interleaved_output_stays_whole() {
     assert!(seen.iter().all(|s| s.len() == 20_000), "{:?}", seen.iter().map(BTreeSet::len).collect::<Vec<_>>());
 }
 
+/// Peers hear of a panic before the panicking process has ended; the launcher names it all the same.
+#[test]
+fn a_crash_right_after_a_consequence_is_named_as_the_cause() {
+    let launcher = Launcher::start(&["-n", "2", "--grace", "5"], "[ $RANK = 0 ] && exit 1; sleep 0.3; exit 101");
+    let ended = launcher.end();
+    assert_eq!(ended.code(), 101, "{}", ended.err);
+    assert!(ended.err.contains("rank 1 (pid ") && ended.err.contains("code 101: probably the cause"), "{}", ended.err);
+}
+
 #[test]
 fn the_first_failure_is_named_and_gives_the_code() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! Collective communication for Rust: communicators over interchangeable backends, with every operation
-//! synchronous, asynchronous and scoped, errors instead of hangs, and no process ever killed.
+//! synchronous, asynchronous and scoped, and errors instead of hangs.
 //!
 //! This crate is not an implementation: it brings the vocabulary ([`comm_core`]) and the backends that its
 //! features choose together, and registers them on first use. Programs that want one backend only can

@@ -130,6 +130,11 @@ impl Drop for Handle {
             if i.size() > 1 {
                 tracing::warn!(comm = %i.name, rank = i.rank(), "communicator dropped without finalize; peers that still need this rank get PeerFailed");
             }
+            if std::thread::panicking() {
+                // The others should not read that it was closed when it was a bug.
+                let kind = ErrorKind::Aborted { rank: i.rank(), cause: "its thread panicked".into() };
+                i.backend.abort(&Error::new(kind).with_context(|| i.context(None, None)));
+            }
             i.backend.close();
         }
     }

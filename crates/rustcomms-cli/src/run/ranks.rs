@@ -20,6 +20,12 @@ pub(super) enum Outcome {
 }
 
 impl Outcome {
+    /// A crash rather than a decision: a signal, or the code of a Rust panic. When it comes right after another
+    /// rank's ordinary error, that error is usually its consequence.
+    pub(super) fn is_crash(self) -> bool {
+        matches!(self, Self::Killed(_) | Self::Exited(101))
+    }
+
     /// As a shell would report it.
     pub(super) fn code(self) -> i32 {
         match self {

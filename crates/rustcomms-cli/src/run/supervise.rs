@@ -40,6 +40,8 @@ struct Run<'a> {
     stage: Stage,
     /// The exit code, once something has failed.
     code: Option<i32>,
+    /// What failed first here has been a crash.
+    crashed: bool,
     /// Whether a signal asked for the end.
     interrupted: bool,
     grace: Duration,
@@ -92,6 +94,7 @@ pub(super) fn supervise(
         nodes,
         stage: Stage::Running,
         code: None,
+        crashed: false,
         interrupted: false,
         grace: args.grace,
         events,
@@ -132,7 +135,18 @@ impl Run<'_> {
                 r.ended = Some(how);
                 if how != Outcome::Exited(0) && self.code.is_none() {
                     let text = format!("rank {} (pid {}) {how}", r.rank, r.pid.as_raw_nonzero());
+                    self.crashed = how.is_crash();
                     self.fail(how.code(), &text, true);
+                } else if how.is_crash() && !self.crashed && !self.interrupted && matches!(self.stage, Stage::Grace(_))
+                {
+                    // A process tells its peers that it goes before it is gone, so they may be seen to end first.
+                    self.crashed = true;
+                    self.code = Some(how.code());
+                    self.output.say(format_args!(
+                        "rank {} (pid {}) {how}: probably the cause",
+                        r.rank,
+                        r.pid.as_raw_nonzero()
+                    ));
                 }
             }
             Event::Signal(s) => self.interrupted(s),

@@ -63,7 +63,11 @@ impl Report {
         backend: &str,
     ) -> std::fmt::Result {
         let test = outcome.test();
-        let verdict = if self.max_param_diff <= TOLERANCE { "rounding only" } else { "MORE THAN ROUNDING" };
+        let verdict = match self.max_param_diff {
+            0.0 => "identical to the same training on one rank, which was run for comparison",
+            d if d <= TOLERANCE => "rounding only",
+            _ => "MORE THAN ROUNDING",
+        };
         writeln!(t)?;
         writeln!(t, "held-out accuracy        {:.2} % ({} of {})", 100.0 * accuracy(&test), test.correct, test.rows)?;
         writeln!(
