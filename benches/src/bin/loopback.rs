@@ -1,7 +1,9 @@
-//! Two ranks over loopback: our `all_reduce` beside the least that two sockets can do, in the same run.
+//! Two ranks over loopback: our `all_reduce` beside a bare exchange of the same bytes, in the same run.
 //!
-//! The floor is two processes that each write `bytes` to the other and read `bytes` from it, spinning on
-//! non-blocking sockets, without framing, reduction or checks. `cargo run --release -p benches --bin loopback`.
+//! The peer is two processes that each write `bytes` to the other and read `bytes` from it, spinning on
+//! non-blocking sockets, without framing, reduction or checks. For
+//! small messages that is the least that sockets can do; for long ones it is not: it writes and reads in the order that comes
+//! to mind, and ours has been faster. `cargo run --release -p benches --bin loopback`.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,14 +21,14 @@ fn main() -> Result<ExitCode> {
     }
     let comm = rustcomms::connect(CommOptions::new().name("loopback"))?;
     pin(comm.rank());
-    let mut floor = connect_floor(&comm)?;
+    let mut bare = connect_bare(&comm)?;
     if comm.rank() == 0 {
         println!(
-            "# all_reduce of f32 over 2 ranks, sockets on loopback; floor: bare exchange of the same bytes; medians of {ROUNDS} interleaved rounds"
+            "# all_reduce of f32 over 2 ranks, sockets on loopback; bare: plain exchange of the same bytes; medians of {ROUNDS} interleaved rounds"
         );
         println!(
             "{:>10} {:>12} {:>12} {:>8} {:>12} {:>8}",
-            "bytes", "floor us", "ours us", "ratio", "async us", "ratio"
+            "bytes", "bare us", "ours us", "ratio", "async us", "ratio"
         );
     }
     for bytes in [8usize, 1 << 10, 64 << 10, 1 << 20, 16 << 20] {
@@ -36,7 +38,7 @@ fn main() -> Result<ExitCode> {
         let (tx, mut rx) = (vec![1u8; bytes], vec![0u8; bytes]);
         for _ in 0..ROUNDS {
             comm.barrier()?;
-            f.push(time(n, || exchange(&mut floor, &tx, &mut rx)));
+            f.push(time(n, || exchange(&mut bare, &tx, &mut rx)));
             comm.barrier()?;
             let mut failed = Ok(());
             o.push(time(n, || failed = failed.clone().and_then(|()| comm.all_reduce(&mut x, op::Max))));
@@ -69,8 +71,8 @@ fn us(d: Duration) -> f64 {
 }
 
 /// A bare socket between the two ranks.
-fn connect_floor(comm: &Communicator) -> Result<TcpStream> {
-    let io = |e: std::io::Error| rustcomms::Error::io("the floor's socket", &e);
+fn connect_bare(comm: &Communicator) -> Result<TcpStream> {
+    let io = |e: std::io::Error| rustcomms::Error::io("the bare socket", &e);
     let mut port = [0u16];
     let s = if comm.rank() == 0 {
         let l = TcpListener::bind("127.0.0.1:0").map_err(io)?;

@@ -104,3 +104,28 @@ fn bad_settings_are_refused_before_the_ranks_meet() {
         assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
     }
 }
+
+/// A rank that panics while it holds its communicator: the others read that it panicked, not that it closed.
+#[test]
+fn a_panic_is_not_taken_for_an_orderly_end() {
+    let options = CommOptions::new().timeout(LONG).name("panics");
+    let ranks: Vec<_> = backend_sim::world(3, &options)
+        .unwrap()
+        .into_iter()
+        .map(|comm| {
+            std::thread::spawn(move || {
+                assert_ne!(comm.rank(), 1, "the program's bug");
+                comm.barrier().unwrap_err()
+            })
+        })
+        .collect();
+    for (rank, r) in ranks.into_iter().enumerate() {
+        match r.join() {
+            Ok(e) => {
+                let told = matches!(e.kind(), ErrorKind::Aborted { rank: 1, cause } if cause.contains("panicked"));
+                assert!(told, "rank {rank}: {e}");
+            }
+            Err(_) => assert_eq!(rank, 1),
+        }
+    }
+}

@@ -145,9 +145,6 @@ fn look(shared: &Shared, e: &mut Entry, d: &dyn Driven, now: Time) -> Option<Dur
     if e.armed && e.due.is_some_and(|t| t > now) {
         return e.due.map(|t| t.since(now));
     }
-    if e.armed && e.due.is_none() && n.poll_fd().is_some() {
-        // Armed without a timer, and no event since: but a kick clears `due` too, so take the turn; it is cheap.
-    }
     // In-process links: listen before looking, so that what comes after the look is heard.
     n.engine_listens.store(true, Ordering::SeqCst);
     let turn = d.turn();
