@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use crate::blocks::{RawBlocks, RawBlocksMut};
 use crate::buf::{RawBuf, RawBufMut};
 use crate::control::Control;
 use crate::desc::{OpDesc, Operation};
@@ -219,18 +220,105 @@ pub enum OpRequest {
         /// The root.
         root: usize,
     },
-    /// Shards to all. In place: `input` is the own shard inside `output`.
+    /// Equal shards to all. In place: `input` is the own block of `output`.
     AllGather {
         /// This rank's shard.
         input: RawBuf,
         /// All shards in rank order.
-        output: RawBufMut,
+        output: RawBlocksMut,
     },
-    /// Reduction, one shard per rank. In place: `output` is the own shard inside `input`.
+    /// [`AllGather`](Self::AllGather) with blocks of uneven length, which all ranks know.
+    AllGatherV {
+        /// This rank's shard.
+        input: RawBuf,
+        /// All shards in rank order.
+        output: RawBlocksMut,
+    },
+    /// Equal shards to the root. In place at the root: `input` is the own block of `output`.
+    Gather {
+        /// This rank's shard.
+        input: RawBuf,
+        /// All shards in rank order; `None` except at the root.
+        output: Option<RawBlocksMut>,
+        /// The root.
+        root: usize,
+    },
+    /// [`Gather`](Self::Gather) with blocks of uneven length, of which other ranks know their own only.
+    GatherV {
+        /// This rank's shard.
+        input: RawBuf,
+        /// All shards in rank order; `None` except at the root.
+        output: Option<RawBlocksMut>,
+        /// The root.
+        root: usize,
+    },
+    /// Equal shards from the root. In place at the root: `output` is the own block of `input`.
+    Scatter {
+        /// One block per rank; `None` except at the root.
+        input: Option<RawBlocks>,
+        /// This rank's shard.
+        output: RawBufMut,
+        /// The root.
+        root: usize,
+    },
+    /// [`Scatter`](Self::Scatter) with blocks of uneven length, of which other ranks know their own only.
+    ScatterV {
+        /// One block per rank; `None` except at the root.
+        input: Option<RawBlocks>,
+        /// This rank's shard.
+        output: RawBufMut,
+        /// The root.
+        root: usize,
+    },
+    /// Reduction, one shard per rank. In place: `output` is the own block of `input`, and the whole of `input` may
+    /// be written.
     ReduceScatter {
         /// This rank's contribution: one block per rank.
-        input: RawBuf,
+        input: RawBlocks,
         /// The own block of the result.
+        output: RawBufMut,
+        /// The operator.
+        reducer: Reducer,
+    },
+    /// [`ReduceScatter`](Self::ReduceScatter) with blocks of uneven length, which all ranks know.
+    ReduceScatterV {
+        /// This rank's contribution: one block per rank.
+        input: RawBlocks,
+        /// The own block of the result.
+        output: RawBufMut,
+        /// The operator.
+        reducer: Reducer,
+    },
+    /// Block `j` of rank `i` becomes block `i` of rank `j`; all are equal. In place: both are the same memory.
+    AllToAll {
+        /// What goes to each rank.
+        input: RawBlocks,
+        /// What comes from each rank.
+        output: RawBlocksMut,
+    },
+    /// [`AllToAll`](Self::AllToAll) with uneven blocks; the length of each is known to its two ranks. Never in place.
+    AllToAllV {
+        /// What goes to each rank.
+        input: RawBlocks,
+        /// What comes from each rank.
+        output: RawBlocksMut,
+    },
+    /// A send and a receive that progress together.
+    SendRecv([P2pOp; 2]),
+    /// Reduction over the ranks up to and including this one. In place: `input` is `output`.
+    Scan {
+        /// This rank's contribution.
+        input: RawBuf,
+        /// The result.
+        output: RawBufMut,
+        /// The operator.
+        reducer: Reducer,
+    },
+    /// Reduction over the ranks before this one; on rank 0 `output` is not touched. In place: `input` is `output`.
+    Exscan {
+        /// This rank's contribution.
+        input: RawBuf,
+        /// The result.
         output: RawBufMut,
         /// The operator.
         reducer: Reducer,
@@ -244,10 +332,24 @@ impl OpRequest {
     #[must_use]
     pub const fn reducer(&self) -> Option<&Reducer> {
         match self {
-            Self::AllReduce { reducer, .. } | Self::Reduce { reducer, .. } | Self::ReduceScatter { reducer, .. } => {
-                Some(reducer)
-            }
+            Self::AllReduce { reducer, .. }
+            | Self::Reduce { reducer, .. }
+            | Self::ReduceScatter { reducer, .. }
+            | Self::ReduceScatterV { reducer, .. }
+            | Self::Scan { reducer, .. }
+            | Self::Exscan { reducer, .. } => Some(reducer),
             _ => None,
+        }
+    }
+
+    /// The messages of a point-to-point request; empty for collectives.
+    #[must_use]
+    pub fn messages(&self) -> &[P2pOp] {
+        match self {
+            Self::P2p(op) => std::slice::from_ref(op),
+            Self::Batch(ops) => ops,
+            Self::SendRecv(ops) => ops,
+            _ => &[],
         }
     }
 
@@ -263,6 +365,17 @@ impl OpRequest {
             Self::Reduce { .. } => Operation::Reduce,
             Self::AllGather { .. } => Operation::AllGather,
             Self::ReduceScatter { .. } => Operation::ReduceScatter,
+            Self::SendRecv(_) => Operation::SendRecv,
+            Self::AllGatherV { .. } => Operation::AllGatherV,
+            Self::Gather { .. } => Operation::Gather,
+            Self::GatherV { .. } => Operation::GatherV,
+            Self::Scatter { .. } => Operation::Scatter,
+            Self::ScatterV { .. } => Operation::ScatterV,
+            Self::ReduceScatterV { .. } => Operation::ReduceScatterV,
+            Self::AllToAll { .. } => Operation::AllToAll,
+            Self::AllToAllV { .. } => Operation::AllToAllV,
+            Self::Scan { .. } => Operation::Scan,
+            Self::Exscan { .. } => Operation::Exscan,
             Self::Barrier => Operation::Barrier,
         }
     }

@@ -8,6 +8,7 @@
 //! [`Communicator::begin`] for numbers and observers and [`Communicator::control`] for host-side messages.
 
 mod backend;
+mod blocks;
 mod buf;
 mod comm;
 mod control;
@@ -29,6 +30,7 @@ mod work;
 pub use backend::{
     Backend, BackendInfo, CallInfo, Form, OpQuery, OpRequest, P2pOp, Pending, ReconfigureRequest, SplitRequest, Support,
 };
+pub use blocks::{IntoBufList, IntoBufListMut, RawBlocks, RawBlocksMut, StreamOrderedList};
 pub use buf::{DynBuf, DynBufMut, Host, IntoBuf, IntoBufMut, RawBuf, RawBufMut, StreamOrdered};
 pub use comm::{
     AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp, Communicator, OpTicket, Scope, ScopedBatch, With,

@@ -19,6 +19,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{Form, Pending};
+use crate::blocks::RawBlocksMut;
 use crate::buf::RawBufMut;
 use crate::comm::CommInner;
 use crate::comm::ticket::Numbers;
@@ -539,26 +540,38 @@ pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut
         b.dtype() == DType::Bool && b.device().kind == DeviceKind::Cpu && b.bytes() > 0
     }
     let one = |b: &RawBufMut| Some(b).filter(is_bool).copied().into_iter().collect();
+    let blocks = |b: &RawBlocksMut| match b.whole() {
+        Some(all) => one(&all),
+        None => b.iter().filter(|b| is_bool(&b)).collect(),
+    };
+    let received = |m: &P2pOp| match m {
+        P2pOp::Recv { buf, .. } => Some(*buf).filter(|b| is_bool(&b)),
+        P2pOp::Send { .. } => None,
+    };
     match request {
-        R::P2p(P2pOp::Recv { buf, .. }) | R::Broadcast { buf, .. } => one(buf),
-        R::Batch(list) => list
-            .iter()
-            .filter_map(|m| match m {
-                P2pOp::Recv { buf, .. } => Some(buf),
-                P2pOp::Send { .. } => None,
-            })
-            .filter(is_bool)
-            .copied()
-            .collect(),
+        R::P2p(_) | R::Batch(_) | R::SendRecv(_) => request.messages().iter().filter_map(received).collect(),
+        R::Broadcast { buf, .. } => one(buf),
         // In place the whole buffer is writable, and what surrounds the result is scratch. The pointer came from
         // a mutable range.
-        R::ReduceScatter { input, output, .. } if output.overlaps(input) => {
-            one(&RawBufMut::new(input.ptr().cast_mut(), input.bytes(), input.dtype(), input.device()))
-        }
+        R::ReduceScatter { input, output, .. } | R::ReduceScatterV { input, output, .. } => match input.whole() {
+            Some(i) if output.overlaps(&i) => {
+                one(&RawBufMut::new(i.ptr().cast_mut(), i.bytes(), i.dtype(), i.device()))
+            }
+            _ => one(output),
+        },
         // Reductions store 0 and 1 themselves, but a copy of a world of one does not pass through them.
-        R::AllReduce { output, .. } | R::AllGather { output, .. } | R::ReduceScatter { output, .. } => one(output),
-        R::Reduce { output: Some(o), .. } => one(o),
-        _ => Vec::new(),
+        R::AllReduce { output, .. }
+        | R::Scan { output, .. }
+        | R::Exscan { output, .. }
+        | R::Scatter { output, .. }
+        | R::ScatterV { output, .. } => one(output),
+        R::Reduce { output, .. } => output.as_ref().map_or_else(Vec::new, one),
+        R::AllGather { output, .. }
+        | R::AllGatherV { output, .. }
+        | R::AllToAll { output, .. }
+        | R::AllToAllV { output, .. } => blocks(output),
+        R::Gather { output, .. } | R::GatherV { output, .. } => output.as_ref().map_or_else(Vec::new, blocks),
+        R::Barrier => Vec::new(),
     }
 }
 

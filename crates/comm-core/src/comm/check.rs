@@ -88,24 +88,47 @@ pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Resul
     if size == 0 {
         return no_members();
     }
-    if let R::AllReduce { input, reducer, .. }
-    | R::Reduce { input, reducer, .. }
-    | R::ReduceScatter { input, reducer, .. } = request
-    {
-        reducible(input, reducer)?;
-    }
     match request {
-        R::P2p(_) | R::Batch(_) | R::Barrier => Ok(()),
-        R::Broadcast { buf, .. } => reachable(&buf.as_const(), device),
-        R::AllReduce { input, output, .. }
-        | R::AllGather { input, output }
-        | R::ReduceScatter { input, output, .. } => {
+        R::AllReduce { input, reducer, .. }
+        | R::Reduce { input, reducer, .. }
+        | R::Scan { input, reducer, .. }
+        | R::Exscan { input, reducer, .. } => reducible(input, reducer)?,
+        R::ReduceScatter { input, reducer, .. } | R::ReduceScatterV { input, reducer, .. } => {
+            input.iter().try_for_each(|b| reducible(&b, reducer))?;
+        }
+        _ => {}
+    }
+    let written = |buf: &RawBufMut| reachable(&buf.as_const(), device);
+    match request {
+        R::P2p(_) | R::Batch(_) | R::SendRecv(_) | R::Barrier => Ok(()),
+        R::Broadcast { buf, .. } => written(buf),
+        R::AllReduce { input, output, .. } | R::Scan { input, output, .. } | R::Exscan { input, output, .. } => {
             reachable(input, device)?;
-            reachable(&output.as_const(), device)
+            written(output)
         }
         R::Reduce { input, output, .. } => {
             reachable(input, device)?;
-            output.as_ref().map_or(Ok(()), |o| reachable(&o.as_const(), device))
+            output.as_ref().map_or(Ok(()), written)
+        }
+        R::AllGather { input, output } | R::AllGatherV { input, output } => {
+            reachable(input, device)?;
+            output.iter().try_for_each(|b| written(&b))
+        }
+        R::Gather { input, output, .. } | R::GatherV { input, output, .. } => {
+            reachable(input, device)?;
+            output.iter().flat_map(|o| o.iter()).try_for_each(|b| written(&b))
+        }
+        R::Scatter { input, output, .. } | R::ScatterV { input, output, .. } => {
+            input.iter().flat_map(|i| i.iter()).try_for_each(|b| reachable(&b, device))?;
+            written(output)
+        }
+        R::ReduceScatter { input, output, .. } | R::ReduceScatterV { input, output, .. } => {
+            input.iter().try_for_each(|b| reachable(&b, device))?;
+            written(output)
+        }
+        R::AllToAll { input, output } | R::AllToAllV { input, output } => {
+            input.iter().try_for_each(|b| reachable(&b, device))?;
+            output.iter().try_for_each(|b| written(&b))
         }
     }
 }

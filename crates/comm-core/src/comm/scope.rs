@@ -13,7 +13,6 @@ use crate::comm::ops::With;
 use crate::comm::prepare::Prepared;
 use crate::comm::{CallOptions, Communicator};
 use crate::error::{Error, Result};
-use crate::op::Operator;
 use crate::work::{AbortOnUnwind, Core, Hold, ScopedWork};
 
 /// Where borrowed operations are started; see [`Communicator::scope`].
@@ -158,7 +157,7 @@ impl Communicator {
 }
 
 impl<'scope, 'env> Scope<'scope, 'env> {
-    fn go<B: Send + 'scope>(
+    pub(super) fn go<B: Send + 'scope>(
         &'scope self,
         buf: B,
         prepare: impl FnOnce(&With<'env>, &mut B) -> Prepared,
@@ -181,156 +180,6 @@ impl<'scope, 'env> Scope<'scope, 'env> {
         drop(works);
         drop(gone);
         Ok(ScopedWork { core, hold, scope: PhantomData })
-    }
-
-    /// See [`Communicator::send`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn send<M, B: IntoBuf<M> + Send + 'scope>(&'scope self, buf: B, dst: usize) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_send(b.buf(), dst))
-    }
-
-    /// See [`Communicator::recv`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn recv<M, B: IntoBufMut<M> + Send + 'scope>(
-        &'scope self,
-        buf: B,
-        src: usize,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_recv(b.buf_mut(), src))
-    }
-
-    /// See [`Communicator::broadcast`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn broadcast<M, B: IntoBufMut<M> + Send + 'scope>(
-        &'scope self,
-        buf: B,
-        root: usize,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_broadcast(b.buf_mut(), root))
-    }
-
-    /// See [`Communicator::all_reduce`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn all_reduce<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
-        &'scope self,
-        buf: B,
-        op: O,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_all_reduce(b.buf_mut(), Ok(op.reducer())))
-    }
-
-    /// See [`Communicator::all_reduce_into`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn all_reduce_into<M, I, B, O>(&'scope self, input: I, output: B, op: O) -> Result<ScopedWork<'scope, (I, B)>>
-    where
-        I: IntoBuf<M> + Send + 'scope,
-        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
-        O: Operator<I::Elem>,
-    {
-        self.go((input, output), |w, (i, o)| w.prep_all_reduce_into(i.buf(), o.buf_mut(), Ok(op.reducer())))
-    }
-
-    /// See [`Communicator::reduce`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn reduce<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
-        &'scope self,
-        buf: B,
-        op: O,
-        root: usize,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_reduce(b.buf_mut(), Ok(op.reducer()), root))
-    }
-
-    /// See [`Communicator::reduce_into`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn reduce_into<M, I, B, O>(
-        &'scope self,
-        input: I,
-        output: Option<B>,
-        op: O,
-        root: usize,
-    ) -> Result<ScopedWork<'scope, (I, Option<B>)>>
-    where
-        I: IntoBuf<M> + Send + 'scope,
-        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
-        O: Operator<I::Elem>,
-    {
-        self.go((input, output), |w, (i, o)| {
-            w.prep_reduce_into(i.buf(), o.as_mut().map(|o| o.buf_mut()), Ok(op.reducer()), root)
-        })
-    }
-
-    /// See [`Communicator::all_gather`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn all_gather<M, I, B>(&'scope self, input: I, output: B) -> Result<ScopedWork<'scope, (I, B)>>
-    where
-        I: IntoBuf<M> + Send + 'scope,
-        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
-    {
-        self.go((input, output), |w, (i, o)| w.prep_all_gather(i.buf(), o.buf_mut()))
-    }
-
-    /// See [`Communicator::all_gather_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn all_gather_in_place<M, B: IntoBufMut<M> + Send + 'scope>(
-        &'scope self,
-        buf: B,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_all_gather_in_place(b.buf_mut(), size_of::<B::Elem>()))
-    }
-
-    /// See [`Communicator::reduce_scatter`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn reduce_scatter<M, I, B, O>(&'scope self, input: I, output: B, op: O) -> Result<ScopedWork<'scope, (I, B)>>
-    where
-        I: IntoBuf<M> + Send + 'scope,
-        B: IntoBufMut<M, Elem = I::Elem> + Send + 'scope,
-        O: Operator<I::Elem>,
-    {
-        self.go((input, output), |w, (i, o)| w.prep_reduce_scatter(i.buf(), o.buf_mut(), Ok(op.reducer())))
-    }
-
-    /// See [`Communicator::reduce_scatter_in_place`].
-    ///
-    /// # Errors
-    ///
-    /// As there; those of the transfer come from the handle.
-    pub fn reduce_scatter_in_place<M, B: IntoBufMut<M> + Send + 'scope, O: Operator<B::Elem>>(
-        &'scope self,
-        buf: B,
-        op: O,
-    ) -> Result<ScopedWork<'scope, B>> {
-        self.go(buf, |w, b| w.prep_reduce_scatter_in_place(b.buf_mut(), Ok(op.reducer())))
     }
 
     /// See [`Communicator::barrier`].

@@ -1,5 +1,7 @@
 //! From a method's arguments to a request: where every argument check is made, once for all forms.
 
+mod blocks;
+
 use crate::backend::{OpRequest, P2pOp};
 use crate::buf::{RawBuf, RawBufMut};
 use crate::comm::check;
@@ -9,21 +11,21 @@ use crate::error::{Error, Result};
 use crate::reduce::Reducer;
 
 /// A call's descriptor and its request, or the reason why there is none.
-pub(super) struct Prepared {
-    pub(super) desc: OpDesc,
-    pub(super) request: Result<OpRequest>,
+pub(in crate::comm) struct Prepared {
+    pub(in crate::comm) desc: OpDesc,
+    pub(in crate::comm) request: Result<OpRequest>,
 }
 
 impl With<'_> {
-    pub(super) fn next_send(&self, peer: usize, tag: u32) -> u64 {
+    pub(in crate::comm) fn next_send(&self, peer: usize, tag: u32) -> u64 {
         bump(&self.comm.inner().p2p_sends, peer, tag)
     }
 
-    pub(super) fn next_recv(&self, peer: usize, tag: u32) -> u64 {
+    pub(in crate::comm) fn next_recv(&self, peer: usize, tag: u32) -> u64 {
         bump(&self.comm.inner().p2p_recvs, peer, tag)
     }
 
-    pub(super) fn p2p_send(&self, buf: Result<RawBuf>, peer: usize) -> Result<P2pOp> {
+    pub(in crate::comm) fn p2p_send(&self, buf: Result<RawBuf>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("destination", peer, self.size())?;
         check::reachable(&buf, self.comm.device())?;
@@ -34,7 +36,7 @@ impl With<'_> {
         Ok(P2pOp::Send { buf, peer, tag, seq: self.next_send(peer, tag) })
     }
 
-    pub(super) fn p2p_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Result<P2pOp> {
+    pub(in crate::comm) fn p2p_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
         check::rank_in_range("source", peer, self.size())?;
         check::reachable(&buf.as_const(), self.comm.device())?;
@@ -45,15 +47,15 @@ impl With<'_> {
         Ok(P2pOp::Recv { buf, peer, tag, seq: self.next_recv(peer, tag) })
     }
 
-    pub(super) fn prep_send(&self, buf: Result<RawBuf>, peer: usize) -> Prepared {
+    pub(in crate::comm) fn prep_send(&self, buf: Result<RawBuf>, peer: usize) -> Prepared {
         Prepared { desc: describe(Operation::Send, &buf), request: self.p2p_send(buf, peer).map(OpRequest::P2p) }
     }
 
-    pub(super) fn prep_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Prepared {
+    pub(in crate::comm) fn prep_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Prepared {
         Prepared { desc: describe_mut(Operation::Recv, &buf), request: self.p2p_recv(buf, peer).map(OpRequest::P2p) }
     }
 
-    pub(super) fn prep_broadcast(&self, buf: Result<RawBufMut>, root: usize) -> Prepared {
+    pub(in crate::comm) fn prep_broadcast(&self, buf: Result<RawBufMut>, root: usize) -> Prepared {
         let desc = describe_mut(Operation::Broadcast, &buf).root(root);
         let request = buf.and_then(|buf| {
             check::rank_in_range("root", root, self.size())?;
@@ -62,14 +64,14 @@ impl With<'_> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_all_reduce(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>) -> Prepared {
+    pub(in crate::comm) fn prep_all_reduce(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>) -> Prepared {
         let desc = with_redop(describe_mut(Operation::AllReduce, &buf), &reducer);
         let request =
             buf.and_then(|output| Ok(OpRequest::AllReduce { input: output.as_const(), output, reducer: reducer? }));
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_all_reduce_into(
+    pub(in crate::comm) fn prep_all_reduce_into(
         &self,
         input: Result<RawBuf>,
         output: Result<RawBufMut>,
@@ -84,7 +86,12 @@ impl With<'_> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_reduce(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>, root: usize) -> Prepared {
+    pub(in crate::comm) fn prep_reduce(
+        &self,
+        buf: Result<RawBufMut>,
+        reducer: Result<Reducer>,
+        root: usize,
+    ) -> Prepared {
         let desc = with_redop(describe_mut(Operation::Reduce, &buf), &reducer).root(root);
         let request = buf.and_then(|buf| {
             check::rank_in_range("root", root, self.size())?;
@@ -94,7 +101,7 @@ impl With<'_> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_reduce_into(
+    pub(in crate::comm) fn prep_reduce_into(
         &self,
         input: Result<RawBuf>,
         output: Option<Result<RawBufMut>>,
@@ -121,67 +128,67 @@ impl With<'_> {
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_all_gather(&self, input: Result<RawBuf>, output: Result<RawBufMut>) -> Prepared {
-        let desc = describe(Operation::AllGather, &input);
-        let request = both(input, output).and_then(|(input, output)| {
-            let want = check::times(input.count(), self.size());
-            check::counts("output", output.count(), "world size times the input's length", want)?;
-            check::disjoint(&input, &output)?;
-            Ok(OpRequest::AllGather { input, output })
-        });
-        Prepared { desc, request }
-    }
-
-    /// `unit`: bytes of one value.
-    pub(super) fn prep_all_gather_in_place(&self, buf: Result<RawBufMut>, unit: usize) -> Prepared {
-        let mut desc = describe_mut(Operation::AllGather, &buf);
-        let request = buf.and_then(|output| {
-            let shard = check::divides("buffer", output.count(), output.dtype(), unit, self.size())?;
-            desc.count = shard as u64;
-            let bytes = shard * output.dtype().size();
-            Ok(OpRequest::AllGather { input: output.slice(self.comm.rank() * bytes, bytes).as_const(), output })
-        });
-        Prepared { desc, request }
-    }
-
-    pub(super) fn prep_reduce_scatter(
+    /// `exclusive`: [`Operation::Exscan`].
+    pub(in crate::comm) fn prep_scan(
         &self,
+        exclusive: bool,
+        buf: Result<RawBufMut>,
+        reducer: Result<Reducer>,
+    ) -> Prepared {
+        let input = buf.as_ref().map(RawBufMut::as_const).map_err(Clone::clone);
+        let desc = with_redop(describe_mut(scan_of(exclusive), &buf), &reducer);
+        let request = buf.and_then(|output| Ok(scan(exclusive, input?, output, reducer?)));
+        Prepared { desc, request }
+    }
+
+    pub(in crate::comm) fn prep_scan_into(
+        &self,
+        exclusive: bool,
         input: Result<RawBuf>,
         output: Result<RawBufMut>,
         reducer: Result<Reducer>,
     ) -> Prepared {
-        let mut desc = with_redop(describe(Operation::ReduceScatter, &input), &reducer);
+        let desc = with_redop(describe(scan_of(exclusive), &input), &reducer);
         let request = both(input, output).and_then(|(input, output)| {
-            let reducer = reducer?;
-            desc.count = check::divides("input", input.count(), input.dtype(), reducer.unit(), self.size())? as u64;
-            check::counts(
-                "output",
-                output.count(),
-                "the input's length divided by the world size",
-                desc.count as usize,
-            )?;
+            check::counts("output", output.count(), "the input's length", input.count())?;
             check::disjoint(&input, &output)?;
-            Ok(OpRequest::ReduceScatter { input, output, reducer })
+            Ok(scan(exclusive, input, output, reducer?))
         });
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_reduce_scatter_in_place(&self, buf: Result<RawBufMut>, reducer: Result<Reducer>) -> Prepared {
-        let mut desc = with_redop(describe_mut(Operation::ReduceScatter, &buf), &reducer);
-        let request = buf.and_then(|all| {
-            let reducer = reducer?;
-            let shard = check::divides("buffer", all.count(), all.dtype(), reducer.unit(), self.size())?;
-            desc.count = shard as u64;
-            let bytes = shard * all.dtype().size();
-            let output = all.slice(self.comm.rank() * bytes, bytes);
-            Ok(OpRequest::ReduceScatter { input: all.as_const(), output, reducer })
+    pub(in crate::comm) fn prep_sendrecv(
+        &self,
+        send: Result<RawBuf>,
+        dst: usize,
+        recv: Result<RawBufMut>,
+        src: usize,
+    ) -> Prepared {
+        let desc = describe(Operation::SendRecv, &send);
+        let pair = send.and_then(|s| recv.map(|r| (s, r)));
+        let request = pair.and_then(|(s, r)| {
+            // Neither takes a number unless both can be posted.
+            check::rank_in_range("destination", dst, self.size())?;
+            check::rank_in_range("source", src, self.size())?;
+            check::reachable(&s, self.comm.device())?;
+            check::reachable(&r.as_const(), self.comm.device())?;
+            check::disjoint(&s, &r)?;
+            Ok(OpRequest::SendRecv([self.p2p_send(Ok(s), dst)?, self.p2p_recv(Ok(r), src)?]))
         });
         Prepared { desc, request }
     }
 
-    pub(super) fn prep_barrier(&self) -> Prepared {
+    pub(in crate::comm) fn prep_barrier(&self) -> Prepared {
         Prepared { desc: OpDesc::new(Operation::Barrier), request: Ok(OpRequest::Barrier) }
     }
+}
+
+const fn scan_of(exclusive: bool) -> Operation {
+    if exclusive { Operation::Exscan } else { Operation::Scan }
+}
+
+const fn scan(exclusive: bool, input: RawBuf, output: RawBufMut, reducer: Reducer) -> OpRequest {
+    if exclusive { OpRequest::Exscan { input, output, reducer } } else { OpRequest::Scan { input, output, reducer } }
 }
 
 fn bump(map: &parking_lot::Mutex<std::collections::HashMap<(usize, u32), u64>>, peer: usize, tag: u32) -> u64 {
@@ -191,12 +198,12 @@ fn bump(map: &parking_lot::Mutex<std::collections::HashMap<(usize, u32), u64>>, 
     *next - 1
 }
 
-pub(super) fn describe(op: Operation, buf: &Result<RawBuf>) -> OpDesc {
+pub(in crate::comm) fn describe(op: Operation, buf: &Result<RawBuf>) -> OpDesc {
     let d = OpDesc::new(op);
     buf.as_ref().map_or(d, |b| d.elements(b.dtype(), b.count()))
 }
 
-pub(super) fn describe_mut(op: Operation, buf: &Result<RawBufMut>) -> OpDesc {
+pub(in crate::comm) fn describe_mut(op: Operation, buf: &Result<RawBufMut>) -> OpDesc {
     let d = OpDesc::new(op);
     buf.as_ref().map_or(d, |b| d.elements(b.dtype(), b.count()))
 }

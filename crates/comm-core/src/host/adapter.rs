@@ -1,10 +1,10 @@
-//! [`HostBackend`]: the safe way to write a backend. Bytes in, bytes out.
+//! The adapter from [`HostBackend`] to [`Backend`].
 //!
-//! [`host_backend`] adapts one to [`Backend`]. Asynchronous operations run on threads of the adapter, in
-//! lanes: collectives one after the other in the order of their calls, point-to-point messages one after
-//! the other per peer, direction and tag, batches each on their own. Lanes do not wait for each other, so
-//! that receives may be posted before the sends that bring their messages about.
+//! Asynchronous operations run on threads of the adapter, in lanes: collectives one after the other in the order of
+//! their calls, point-to-point messages one after the other per peer, direction and tag, batches each on their own.
+//! Lanes do not wait for each other, so that receives may be posted before the sends that bring their messages about.
 
+use std::borrow::Cow;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -15,107 +15,17 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
+use super::HostBackend;
 use crate::backend::{Backend, BackendInfo, CallInfo, OpQuery, OpRequest, P2pOp, Pending, Support};
+use crate::blocks::{RawBlocks, RawBlocksMut};
 use crate::buf::{RawBuf, RawBufMut};
 use crate::control::Control;
 use crate::desc::{OpDesc, Operation};
-use crate::device::DeviceKind;
+use crate::device::{Device, DeviceKind};
+use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Result};
 use crate::observe::CallNumber;
-use crate::reduce::Reducer;
 use crate::time::{Clock, Time};
-
-/// A backend for host memory, written without `unsafe`.
-///
-/// Implement what you can; what is left out answers `Unsupported`, and [`supports`](Self::supports)
-/// must say the same. Arguments are validated before they get here. Methods may be called from the
-/// caller's thread and from threads of the adapter, several at a time; a collective that is called
-/// asynchronously runs after those called so before it.
-pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
-    /// What this is.
-    fn info(&self) -> &BackendInfo;
-
-    /// Whether and how an operation is done.
-    fn supports(&self, query: &OpQuery) -> Support;
-
-    /// The clock that deadlines are measured on.
-    fn clock(&self) -> &Arc<dyn Clock>;
-
-    /// Sends `data` to `peer`; `seq` numbers the messages per peer and tag.
-    fn send(&self, data: &[u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (data, peer, tag, seq);
-        Err(self.lacks(call))
-    }
-
-    /// Receives exactly `data.len()` bytes from `peer`.
-    fn recv(&self, data: &mut [u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (data, peer, tag, seq);
-        Err(self.lacks(call))
-    }
-
-    /// Copies root's `data` into everybody's.
-    fn broadcast(&self, data: &mut [u8], root: usize, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (data, root);
-        Err(self.lacks(call))
-    }
-
-    /// Reduces `data` in place on all ranks. The reducer folds, scales and finishes bytes.
-    fn all_reduce(&self, data: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (data, reducer);
-        Err(self.lacks(call))
-    }
-
-    /// Reduces to the root: there `data` is replaced by the result, elsewhere its contents do not matter afterwards.
-    fn reduce(&self, data: &mut [u8], reducer: &Reducer, root: usize, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (data, reducer, root);
-        Err(self.lacks(call))
-    }
-
-    /// Concatenates everybody's `input` into `output`.
-    fn all_gather(&self, input: &[u8], output: &mut [u8], call: &CallInfo<'_>) -> Result<()> {
-        let _ = (input, output);
-        Err(self.lacks(call))
-    }
-
-    /// Reduces everybody's `input` and leaves the own block in `output`.
-    fn reduce_scatter(&self, input: &[u8], output: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
-        let _ = (input, output, reducer);
-        Err(self.lacks(call))
-    }
-
-    /// Returns when all ranks have called it.
-    fn barrier(&self, call: &CallInfo<'_>) -> Result<()> {
-        Err(self.lacks(call))
-    }
-
-    /// The control plane, if there is one.
-    fn control(&self) -> Option<Arc<dyn Control>> {
-        None
-    }
-
-    /// Another rank must not wait for this one in this call.
-    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str);
-
-    /// The error that the communicator failed with.
-    fn failure(&self) -> Option<Error>;
-
-    /// Ends everything in flight on all ranks. Any thread, never blocks.
-    fn abort(&self, cause: &Error);
-
-    /// Collective end.
-    fn finalize(&self, timeout: Duration) -> Result<()>;
-
-    /// Local end.
-    fn close(&self);
-
-    /// The error for an operation that is not implemented.
-    fn lacks(&self, call: &CallInfo<'_>) -> Error {
-        Error::unsupported(
-            call.desc.operation.name(),
-            format!("backend {} does not implement it; ask `supports` first", self.info().name),
-        )
-    }
-}
 
 /// Makes a [`Backend`] of a [`HostBackend`].
 pub fn host_backend<B: HostBackend>(backend: B) -> Arc<dyn Backend> {
@@ -143,7 +53,7 @@ impl Lane {
     const fn of_request(request: &OpRequest, op_id: u64) -> Self {
         match request {
             OpRequest::P2p(op) => Self::of(op),
-            OpRequest::Batch(_) => Self::Batch(op_id),
+            OpRequest::Batch(_) | OpRequest::SendRecv(_) => Self::Batch(op_id),
             _ => Self::Collective,
         }
     }
@@ -226,6 +136,63 @@ fn same(input: &RawBuf, output: &RawBufMut) -> bool {
     input.ptr() == output.ptr().cast_const() && input.bytes() == output.bytes()
 }
 
+/// A buffer of no bytes, which overlaps nothing.
+const NOTHING: RawBufMut = RawBufMut::new(std::ptr::null_mut(), 0, DType::U8, Device::CPU);
+
+/// A shard, copied if it lies inside the blocks that are to be written.
+///
+/// # Safety
+///
+/// As [`bytes`].
+unsafe fn apart<'a>(shard: &RawBuf, written: &RawBlocksMut) -> Cow<'a, [u8]> {
+    // SAFETY: forwarded; a copy is made before anything is written.
+    let shard_bytes = unsafe { bytes(shard) };
+    if written.overlaps(shard) { Cow::Owned(shard_bytes.to_vec()) } else { Cow::Borrowed(shard_bytes) }
+}
+
+/// All blocks in one slice, copied if they are separate buffers or `written` lies inside them.
+///
+/// # Safety
+///
+/// As [`bytes`], for each block.
+unsafe fn joined<'a>(blocks: &RawBlocks, written: &RawBufMut) -> Cow<'a, [u8]> {
+    // SAFETY: forwarded; copies are made before anything is written.
+    unsafe {
+        match blocks.whole() {
+            Some(all) if written.overlaps(&all) => Cow::Owned(bytes(&all).to_vec()),
+            Some(all) => Cow::Borrowed(bytes(&all)),
+            None => Cow::Owned(blocks.iter().flat_map(|b| bytes(&b)).copied().collect()),
+        }
+    }
+}
+
+/// Has `f` write all blocks as one slice; separate buffers are filled afterwards.
+///
+/// # Safety
+///
+/// As [`bytes_mut`], for each block.
+unsafe fn fill(blocks: &RawBlocksMut, f: impl FnOnce(&mut [u8]) -> Result<()>) -> Result<()> {
+    // SAFETY: forwarded; blocks are disjoint.
+    unsafe {
+        if let Some(all) = blocks.whole() {
+            return f(bytes_mut(&all));
+        }
+        let mut all = vec![0; blocks.bytes()];
+        f(&mut all)?;
+        let mut rest = &all[..];
+        for b in blocks.iter() {
+            let (block, more) = rest.split_at(b.bytes());
+            bytes_mut(&b).copy_from_slice(block);
+            rest = more;
+        }
+    }
+    Ok(())
+}
+
+fn lengths(blocks: &RawBlocks) -> Vec<usize> {
+    blocks.iter().map(|b| b.bytes()).collect()
+}
+
 impl<B: HostBackend> Shared<B> {
     /// Runs one request; a custom operator that panicked fails the communicator.
     ///
@@ -275,24 +242,75 @@ impl<B: HostBackend> Shared<B> {
                     }
                     None => b.reduce(&mut bytes(input).to_vec(), reducer, *root, call),
                 },
+                // In place the shard lies inside the output: a copy keeps the two borrows apart.
                 OpRequest::AllGather { input, output } => {
-                    // In place the shard lies inside the output: a copy keeps the two borrows apart.
-                    if output.overlaps(input) {
-                        let shard = bytes(input).to_vec();
-                        b.all_gather(&shard, bytes_mut(output), call)
-                    } else {
-                        b.all_gather(bytes(input), bytes_mut(output), call)
-                    }
+                    let shard = apart(input, output);
+                    fill(output, |all| b.all_gather(&shard, all, call))
+                }
+                OpRequest::AllGatherV { input, output } => {
+                    let (shard, lengths) = (apart(input, output), lengths(&output.as_const()));
+                    fill(output, |all| b.all_gather_v(&shard, all, &lengths, call))
+                }
+                OpRequest::Gather { input, output: None, root } => b.gather(bytes(input), None, *root, call),
+                OpRequest::Gather { input, output: Some(o), root } => {
+                    let shard = apart(input, o);
+                    fill(o, |all| b.gather(&shard, Some(all), *root, call))
+                }
+                OpRequest::GatherV { input, output: None, root } => b.gather_v(bytes(input), None, *root, call),
+                OpRequest::GatherV { input, output: Some(o), root } => {
+                    let (shard, lengths) = (apart(input, o), lengths(&o.as_const()));
+                    fill(o, |all| b.gather_v(&shard, Some((all, &lengths)), *root, call))
+                }
+                OpRequest::Scatter { input: None, output, root } => b.scatter(None, bytes_mut(output), *root, call),
+                OpRequest::Scatter { input: Some(i), output, root } => {
+                    let all = joined(i, output);
+                    b.scatter(Some(&all), bytes_mut(output), *root, call)
+                }
+                OpRequest::ScatterV { input: None, output, root } => b.scatter_v(None, bytes_mut(output), *root, call),
+                OpRequest::ScatterV { input: Some(i), output, root } => {
+                    let (all, lengths) = (joined(i, output), lengths(i));
+                    b.scatter_v(Some((&all, &lengths)), bytes_mut(output), *root, call)
                 }
                 OpRequest::ReduceScatter { input, output, reducer } => {
-                    if output.overlaps(input) {
-                        let mut block = vec![0; output.bytes()];
-                        b.reduce_scatter(bytes(input), &mut block, reducer, call)?;
-                        bytes_mut(output).copy_from_slice(&block);
-                        Ok(())
-                    } else {
-                        b.reduce_scatter(bytes(input), bytes_mut(output), reducer, call)
+                    let all = joined(input, output);
+                    b.reduce_scatter(&all, bytes_mut(output), reducer, call)
+                }
+                OpRequest::ReduceScatterV { input, output, reducer } => {
+                    let all = joined(input, output);
+                    b.reduce_scatter_v(&all, &lengths(input), bytes_mut(output), reducer, call)
+                }
+                OpRequest::AllToAll { input, output } => {
+                    let all = match (input.whole(), output.whole()) {
+                        // In place both are the same memory.
+                        (Some(i), Some(o)) if same(&i, &o) => Cow::Owned(bytes(&i).to_vec()),
+                        _ => joined(input, &NOTHING),
+                    };
+                    fill(output, |o| b.all_to_all(&all, o, call))
+                }
+                OpRequest::AllToAllV { input, output } => {
+                    let all = joined(input, &NOTHING);
+                    let (sends, receives) = (lengths(input), lengths(&output.as_const()));
+                    fill(output, |o| b.all_to_all_v((&all, &sends), (o, &receives), call))
+                }
+                OpRequest::SendRecv(ops) => self.batch(ops, call),
+                OpRequest::Scan { input, output, reducer } => {
+                    let out = bytes_mut(output);
+                    if !same(input, output) {
+                        out.copy_from_slice(bytes(input));
                     }
+                    b.scan(out, reducer, call)
+                }
+                OpRequest::Exscan { input, output, reducer } => {
+                    if same(input, output) {
+                        return b.exscan(bytes_mut(output), reducer, call);
+                    }
+                    // Rank 0's output must stay as it is.
+                    let mut data = bytes(input).to_vec();
+                    b.exscan(&mut data, reducer, call)?;
+                    if b.info().rank > 0 {
+                        bytes_mut(output).copy_from_slice(&data);
+                    }
+                    Ok(())
                 }
                 OpRequest::Barrier => b.barrier(call),
             }
@@ -444,7 +462,7 @@ unsafe impl<B: HostBackend> Backend for Adapter<B> {
         if query.memory.kind != DeviceKind::Cpu {
             return Support::Unsupported { reason: "this backend works on host memory".into() };
         }
-        if query.operation == Operation::Batch {
+        if matches!(query.operation, Operation::Batch | Operation::SendRecv) {
             let p2p = OpQuery { operation: Operation::Send, ..*query };
             return self.shared.backend.supports(&p2p);
         }

@@ -1,0 +1,92 @@
+//! Point-to-point messages, broadcast and barrier.
+
+use crate::comm::{Communicator, With};
+use crate::error::Result;
+use crate::work::Work;
+
+forms! {
+    /// Sends `buf` to `dst`; returns when the buffer may be reused. Messages of a pair match by tag
+    /// ([`CallOptions::tag`](crate::CallOptions::tag), else 0) and order. Up to 64 KiB are sent ahead and wait at the
+    /// receiver; longer messages wait here until the receiver asks for them. So a rank that sends to itself must have
+    /// posted the receive (asynchronously, in a scope, a batch, or with [`sendrecv`](Self::sendrecv)) when the
+    /// message is longer than that.
+    ///
+    /// Counterpart: `ncclSend`, `MPI_Send`, `torchcomms send`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range; `Mismatch` when the receiver expects another length or type.
+    fn send, send_async [B: IntoBuf + StreamOrdered] (buf: B; dst: usize) |w, b| w.prep_send(b.buf(), dst);
+
+    /// Receives exactly `buf`'s length from `src`. Counterpart: `ncclRecv`, `MPI_Recv`, `torchcomms recv`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range; `Mismatch` when the message has another length or type.
+    fn recv, recv_async [B: IntoBufMut + StreamOrdered] (buf: B; src: usize) |w, b| w.prep_recv(b.buf_mut(), src);
+
+    /// Sends `send` to `dst` and receives `recv` from `src`, which progress together: rings and exchanges of pairs
+    /// cannot deadlock, whatever the lengths, and a rank may exchange with itself. Types and lengths of the two may
+    /// differ. The other ends may be any of [`send`](Self::send), [`recv`](Self::recv), `sendrecv` and batches.
+    ///
+    /// Counterpart: `MPI_Sendrecv`; `ncclSend` and `ncclRecv` in a group; a torchcomms batch of two.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a rank out of range or overlapping buffers; `Mismatch` when an other end expects another
+    /// length or type.
+    fn sendrecv, sendrecv_async [I: IntoBuf + StreamOrdered, B: IntoBufMut + StreamOrdered]
+        (send: I, recv: B; dst: usize, src: usize)
+        |w, (s, r)| w.prep_sendrecv(s.buf(), dst, r.buf_mut(), src);
+
+    /// Copies root's `buf` into everybody's. All pass the same length. Collective.
+    /// Counterpart: `ncclBroadcast`, `MPI_Bcast`, `torchcomms broadcast`.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for a root out of range; `Mismatch` when ranks differ in root, length or type.
+    fn broadcast, broadcast_async [B: IntoBufMut + StreamOrdered] (buf: B; root: usize)
+        |w, b| w.prep_broadcast(b.buf_mut(), root);
+}
+
+impl With<'_> {
+    /// Returns when all ranks have called it; blocks the host. Collective.
+    /// Counterpart: `MPI_Barrier`, `torchcomms barrier`.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` when another rank makes another call.
+    pub fn barrier(&self) -> Result<()> {
+        self.run(self.prep_barrier())
+    }
+
+    /// Asynchronous [`barrier`](Self::barrier).
+    ///
+    /// # Errors
+    ///
+    /// As [`barrier`](Self::barrier).
+    pub fn barrier_async(&self) -> Result<Work<()>> {
+        self.launch((), |()| self.prep_barrier())
+    }
+}
+
+impl Communicator {
+    /// Returns when all ranks have called it; blocks the host. Collective.
+    /// Counterpart: `MPI_Barrier`, `torchcomms barrier`.
+    ///
+    /// # Errors
+    ///
+    /// `Mismatch` when another rank makes another call.
+    pub fn barrier(&self) -> Result<()> {
+        self.with(crate::CallOptions::new()).barrier()
+    }
+
+    /// Asynchronous [`barrier`](Self::barrier).
+    ///
+    /// # Errors
+    ///
+    /// As [`barrier`](Self::barrier).
+    pub fn barrier_async(&self) -> Result<Work<()>> {
+        self.with(crate::CallOptions::new()).barrier_async()
+    }
+}
