@@ -12,5 +12,5 @@ pub mod schedule;
 pub mod select;
 
 pub use driver::{MeshBackend, MeshOptions};
-pub use schedule::{AnySchedule, Buf, Request, Schedule, Shape, Span, Token, Transport};
+pub use schedule::{AnySchedule, Blocks, Buf, Request, Schedule, Shape, Span, Token, Transport};
 pub use select::{Algorithm, Rule, Table, build, select};

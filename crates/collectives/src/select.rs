@@ -44,6 +44,8 @@ algorithms! {
     AllReduceDirect = AllReduce, "direct", true;
     /// Exchanges at doubling distances.
     AllReduceRecursiveDoubling = AllReduce, "recursive_doubling", true;
+    /// Reduce-scatter by recursive halving, all-gather by recursive doubling.
+    AllReduceRabenseifner = AllReduce, "rabenseifner", true;
     /// Reduce-scatter and all-gather on a ring.
     AllReduceRing = AllReduce, "ring", false;
     /// Up a binomial tree.
@@ -58,12 +60,52 @@ algorithms! {
     BroadcastChain = Broadcast, "chain", true;
     /// Everybody sends its shard to everybody.
     AllGatherDirect = AllGather, "direct", true;
+    /// What a rank has goes to ranks at doubling distances.
+    AllGatherBruck = AllGather, "bruck", true;
     /// Shards travel round a ring.
     AllGatherRing = AllGather, "ring", true;
+    /// Everybody sends its shard to everybody.
+    AllGatherVDirect = AllGatherV, "direct", true;
+    /// Shards travel round a ring.
+    AllGatherVRing = AllGatherV, "ring", true;
+    /// Up a binomial tree.
+    GatherBinomial = Gather, "binomial", true;
+    /// Everybody sends to the root.
+    GatherDirect = Gather, "direct", true;
+    /// Everybody sends to the root.
+    GatherVDirect = GatherV, "direct", true;
+    /// Down a binomial tree.
+    ScatterBinomial = Scatter, "binomial", true;
+    /// The root sends to everybody.
+    ScatterDirect = Scatter, "direct", true;
+    /// The root sends to everybody.
+    ScatterVDirect = ScatterV, "direct", true;
     /// Everybody sends each block to its owner.
     ReduceScatterDirect = ReduceScatter, "direct", true;
     /// Partial sums travel round a ring.
     ReduceScatterRing = ReduceScatter, "ring", false;
+    /// Everybody sends each block to its owner.
+    ReduceScatterVDirect = ReduceScatterV, "direct", true;
+    /// Partial sums travel round a ring.
+    ReduceScatterVRing = ReduceScatterV, "ring", false;
+    /// Everybody sends to everybody at once.
+    AllToAllDirect = AllToAll, "direct", true;
+    /// Blocks travel together over distances that are powers of two.
+    AllToAllBruck = AllToAll, "bruck", true;
+    /// One distance after the other, few peers at a time.
+    AllToAllPairwise = AllToAll, "pairwise", true;
+    /// Everybody sends to everybody at once.
+    AllToAllVDirect = AllToAllV, "direct", true;
+    /// One distance after the other, few peers at a time.
+    AllToAllVPairwise = AllToAllV, "pairwise", true;
+    /// Sums go to ranks at doubling distances.
+    ScanRecursiveDoubling = Scan, "recursive_doubling", true;
+    /// Along a pipelined chain.
+    ScanChain = Scan, "chain", true;
+    /// Sums go to ranks at doubling distances.
+    ExscanRecursiveDoubling = Exscan, "recursive_doubling", true;
+    /// Along a pipelined chain.
+    ExscanChain = Exscan, "chain", true;
     /// Messages at doubling distances.
     BarrierDissemination = Barrier, "dissemination", true;
 }
@@ -84,7 +126,15 @@ impl Algorithm {
     /// Whether the operation has a root.
     #[must_use]
     pub const fn is_rooted(self) -> bool {
-        matches!(self.operation(), Operation::Reduce | Operation::Broadcast)
+        matches!(
+            self.operation(),
+            Operation::Reduce
+                | Operation::Broadcast
+                | Operation::Gather
+                | Operation::GatherV
+                | Operation::Scatter
+                | Operation::ScatterV
+        )
     }
 
     /// Whether it may run with such an operator.
@@ -120,23 +170,48 @@ impl Rule {
 
 const ANY: usize = usize::MAX;
 
-/// For links through the kernel, where a hop costs microseconds. Rows for operators that do not commute
+/// For links through the kernel, where a hop costs microseconds. What ranks may not know alike, the lengths of
+/// gather_v, scatter_v and all_to_all_v, chooses nothing. Rows for operators that do not commute
 /// are those that are reached when the ones before them are not allowed.
 const TCP: &[Rule] = &[
     Rule::new(Algorithm::AllReduceDirect, 4 << 10, 8),
     Rule::new(Algorithm::AllReduceRecursiveDoubling, 32 << 10, ANY),
+    Rule::new(Algorithm::AllReduceRabenseifner, 512 << 10, ANY),
     Rule::new(Algorithm::AllReduceRing, ANY, ANY),
-    Rule::new(Algorithm::AllReduceRecursiveDoubling, ANY, ANY),
+    Rule::new(Algorithm::AllReduceRabenseifner, ANY, ANY),
     Rule::new(Algorithm::ReduceBinomial, 64 << 10, ANY),
     Rule::new(Algorithm::ReduceChain, ANY, ANY),
     Rule::new(Algorithm::ReduceOrdered, ANY, ANY),
     Rule::new(Algorithm::BroadcastBinomial, 64 << 10, ANY),
     Rule::new(Algorithm::BroadcastChain, ANY, ANY),
     Rule::new(Algorithm::AllGatherDirect, ANY, 8),
+    Rule::new(Algorithm::AllGatherBruck, 4 << 10, ANY),
     Rule::new(Algorithm::AllGatherRing, ANY, ANY),
+    Rule::new(Algorithm::AllGatherVDirect, ANY, 8),
+    Rule::new(Algorithm::AllGatherVRing, ANY, ANY),
+    Rule::new(Algorithm::GatherDirect, ANY, 8),
+    Rule::new(Algorithm::GatherBinomial, 4 << 10, ANY),
+    Rule::new(Algorithm::GatherDirect, ANY, ANY),
+    Rule::new(Algorithm::GatherVDirect, ANY, ANY),
+    Rule::new(Algorithm::ScatterDirect, ANY, 8),
+    Rule::new(Algorithm::ScatterBinomial, 4 << 10, ANY),
+    Rule::new(Algorithm::ScatterDirect, ANY, ANY),
+    Rule::new(Algorithm::ScatterVDirect, ANY, ANY),
     Rule::new(Algorithm::ReduceScatterDirect, ANY, 8),
     Rule::new(Algorithm::ReduceScatterRing, ANY, ANY),
     Rule::new(Algorithm::ReduceScatterDirect, ANY, ANY),
+    Rule::new(Algorithm::ReduceScatterVDirect, ANY, 8),
+    Rule::new(Algorithm::ReduceScatterVRing, ANY, ANY),
+    Rule::new(Algorithm::ReduceScatterVDirect, ANY, ANY),
+    Rule::new(Algorithm::AllToAllDirect, ANY, 8),
+    Rule::new(Algorithm::AllToAllBruck, 256, ANY),
+    Rule::new(Algorithm::AllToAllPairwise, ANY, ANY),
+    Rule::new(Algorithm::AllToAllVDirect, ANY, 8),
+    Rule::new(Algorithm::AllToAllVPairwise, ANY, ANY),
+    Rule::new(Algorithm::ScanRecursiveDoubling, 64 << 10, ANY),
+    Rule::new(Algorithm::ScanChain, ANY, ANY),
+    Rule::new(Algorithm::ExscanRecursiveDoubling, 64 << 10, ANY),
+    Rule::new(Algorithm::ExscanChain, ANY, ANY),
     Rule::new(Algorithm::BarrierDissemination, ANY, ANY),
 ];
 
@@ -281,21 +356,47 @@ mod tests {
         assert_eq!(pick(Operation::AllReduce, 4 * KIB, 9), "recursive_doubling");
         assert_eq!(pick(Operation::AllReduce, 4 * KIB + 1, 2), "recursive_doubling");
         assert_eq!(pick(Operation::AllReduce, 32 * KIB, 2), "recursive_doubling");
-        assert_eq!(pick(Operation::AllReduce, 32 * KIB + 1, 2), "ring");
+        assert_eq!(pick(Operation::AllReduce, 32 * KIB + 1, 2), "rabenseifner");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB, 2), "rabenseifner");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB + 1, 2), "ring");
         assert_eq!(pick(Operation::Broadcast, 64 * KIB, 4), "binomial");
         assert_eq!(pick(Operation::Broadcast, 64 * KIB + 1, 4), "chain");
         assert_eq!(pick(Operation::Reduce, 64 * KIB, 4), "binomial");
         assert_eq!(pick(Operation::Reduce, 64 * KIB + 1, 4), "chain");
         for op in [Operation::AllGather, Operation::ReduceScatter] {
             assert_eq!(pick(op, 1 << 30, 8), "direct");
-            assert_eq!(pick(op, 8, 9), "ring");
+            assert_eq!(pick(op, 4 * KIB + 1, 9), "ring");
+        }
+        assert_eq!(pick(Operation::AllGather, 4 * KIB, 9), "bruck");
+        for op in [Operation::Gather, Operation::Scatter] {
+            assert_eq!(pick(op, 8, 8), "direct");
+            assert_eq!(pick(op, 4 * KIB, 9), "binomial");
+            assert_eq!(pick(op, 4 * KIB + 1, 9), "direct");
+        }
+        assert_eq!(pick(Operation::AllToAll, 1, 8), "direct");
+        assert_eq!(pick(Operation::AllToAll, 256, 9), "bruck");
+        assert_eq!(pick(Operation::AllToAll, 257, 9), "pairwise");
+        for op in [Operation::Scan, Operation::Exscan] {
+            assert_eq!(pick(op, 64 * KIB, 9), "recursive_doubling");
+            assert_eq!(pick(op, 64 * KIB + 1, 2), "chain");
         }
         assert_eq!(pick(Operation::Barrier, 0, 1), "dissemination");
     }
 
     #[test]
+    fn what_ranks_may_not_know_alike_chooses_nothing() {
+        for op in [Operation::GatherV, Operation::ScatterV, Operation::AllToAllV] {
+            for n in [1, 2, 8, 9, 1000] {
+                let small = select(op, 0, n, true, None).unwrap();
+                assert_eq!(small, select(op, usize::MAX, n, true, None).unwrap());
+            }
+        }
+    }
+
+    #[test]
     fn operators_that_do_not_commute_get_ordered_algorithms_at_every_size() {
-        for op in [Operation::AllReduce, Operation::Reduce, Operation::ReduceScatter] {
+        let ops = [Operation::AllReduce, Operation::Reduce, Operation::ReduceScatter, Operation::ReduceScatterV];
+        for op in ops.into_iter().chain([Operation::Scan, Operation::Exscan]) {
             for shift in 0..40 {
                 for n in [1, 2, 8, 9, 1000] {
                     let a = select(op, 1 << shift, n, false, None).unwrap();
@@ -312,10 +413,10 @@ mod tests {
         }
         let e = select(Operation::AllReduce, 1, 2, true, Some("rnig")).unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }));
-        assert!(e.to_string().contains("direct, recursive_doubling, ring"), "{e}");
+        assert!(e.to_string().contains("direct, recursive_doubling, rabenseifner, ring"), "{e}");
         let e = select(Operation::AllReduce, 1, 2, false, Some("ring")).unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }));
-        assert!(e.to_string().contains("direct, recursive_doubling, or none"), "{e}");
+        assert!(e.to_string().contains("direct, recursive_doubling, rabenseifner, or none"), "{e}");
         for forced in [None, Some("ring")] {
             let e = select(Operation::Send, 1, 2, true, forced).unwrap_err();
             assert!(matches!(e.kind(), ErrorKind::Unsupported { .. }), "{e}");

@@ -1,6 +1,8 @@
 //! One rank alone against a scripted transport: what it posts and when, what it allocates, and that
 //! errors come out.
 
+mod common;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::task::Poll;
@@ -91,23 +93,23 @@ impl Transport for Script {
     fn copy(&mut self, _: Span, _: Span) {}
     fn fold(&mut self, _: Span, _: Span) {}
     fn fold_rev(&mut self, _: Span, _: Span) {}
-    fn finish(&mut self, _: Span) {}
+    fn finish(&mut self, _: Span, _: usize) {}
 }
 
 fn make(algorithm: Algorithm, shape: Shape) -> (AnySchedule, Script) {
-    (AnySchedule::new(algorithm, &Request { shape, root: 0 }).unwrap(), Script::new(shape))
+    (AnySchedule::new(algorithm, &Request::even(shape, 0)).unwrap(), Script::new(shape))
 }
 
 #[test]
 fn up_to_16_ranks_nothing_is_allocated() {
-    for &algorithm in Algorithm::ALL {
+    for algorithm in common::algorithms() {
         for rank in 0..16 {
             for in_place in [false, true] {
                 let shape = Shape { rank, size: 16, bytes: 1024, unit: 8, in_place, segment: 0 };
                 let mut t = Script::new(shape);
                 t.arrived = usize::MAX;
                 let before = ALLOCATIONS.get();
-                let mut schedule = AnySchedule::new(algorithm, &Request { shape, root: 3 }).unwrap();
+                let mut schedule = AnySchedule::new(algorithm, &Request::even(shape, 3)).unwrap();
                 let result = schedule.poll(&mut t);
                 assert_eq!(ALLOCATIONS.get(), before, "{algorithm} rank {rank}");
                 assert!(matches!(result, Poll::Ready(Ok(()))), "{algorithm} rank {rank}");
@@ -122,7 +124,7 @@ fn up_to_16_ranks_nothing_is_allocated() {
 
 #[test]
 fn a_failing_transport_fails_the_operation_at_every_point() {
-    for &algorithm in Algorithm::ALL {
+    for algorithm in common::algorithms() {
         for rank in [0, 1, 4] {
             let shape = Shape { rank, size: 5, bytes: 256, unit: 8, in_place: false, segment: 64 };
             let posts = {

@@ -13,7 +13,7 @@ use comm_transport::{Endpoint, GroupId, GroupSpec};
 
 use super::pool::Pool;
 use super::task::{Buffers, Collective, Messages};
-use crate::schedule::{AnySchedule, Request, Shape};
+use crate::schedule::{AnySchedule, Blocks, Request, Shape};
 use crate::select::{Algorithm, Table};
 
 /// Settings of a [`MeshBackend`].
@@ -155,7 +155,12 @@ impl MeshBackend {
             segment: self.options.segment,
         };
         let buffers = Buffers::new(input, output, &self.pool);
-        Ok(Plan { algorithm, request: Request { shape, root }, buffers, reducer: reducer.cloned() })
+        Ok(Plan {
+            algorithm,
+            request: Request { shape, root, blocks: Blocks::Even },
+            buffers,
+            reducer: reducer.cloned(),
+        })
     }
 
     /// Translates a request; `None` for point-to-point.

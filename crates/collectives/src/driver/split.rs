@@ -65,7 +65,7 @@ impl MeshBackend {
         let to = RawBufMut::new(output.as_mut_ptr(), output.len(), DType::U8, Device::CPU);
         let shape = Shape { rank: self.info.rank, size: n, bytes: VOTE, unit: 1, in_place: false, segment: 0 };
         let algorithm = if n <= 8 { Algorithm::AllGatherDirect } else { Algorithm::AllGatherRing };
-        let schedule = AnySchedule::new(algorithm, &Request { shape, root: 0 })?;
+        let schedule = AnySchedule::new(algorithm, &Request::even(shape, 0))?;
         let buffers = Buffers::new(Some(&from), Some(&to), &self.pool);
         let mut task = Collective::new(schedule, buffers, None, self.info.rank, n);
         let mut desc = OpDesc::new(Operation::Split);

@@ -202,14 +202,14 @@ impl Transport for Bound<'_, '_> {
         }
     }
 
-    fn finish(&mut self, span: Span) {
+    fn finish(&mut self, span: Span, ranks: usize) {
         if let Some(r) = self.reducer
-            && r.needs_finish(self.size)
+            && r.needs_finish(ranks)
         {
             let ptr = self.write(span);
             // SAFETY: checked range of a buffer that is valid and ours.
             let bytes = unsafe { std::slice::from_raw_parts_mut(ptr, span.len) };
-            r.finish(bytes, self.size);
+            r.finish(bytes, ranks);
         }
     }
 }

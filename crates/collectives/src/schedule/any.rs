@@ -38,8 +38,8 @@ impl AnySchedule {
     /// [`InvalidArgument`](comm_core::ErrorKind::InvalidArgument) when the request's numbers contradict each
     /// other, see [`Shape::check`](super::Shape::check), or the root is not a rank.
     pub fn new(algorithm: Algorithm, request: &Request) -> Result<Self> {
-        request.check(algorithm.is_rooted())?;
-        let Request { shape, root } = *request;
+        request.check(algorithm)?;
+        let Request { shape, root, .. } = *request;
         Ok(match algorithm {
             Algorithm::AllReduceDirect => Self::Direct(Direct::all_reduce(shape)),
             Algorithm::AllReduceRecursiveDoubling => Self::RecursiveDoubling(RecursiveDoubling::all_reduce(shape)),
@@ -54,6 +54,7 @@ impl AnySchedule {
             Algorithm::ReduceScatterDirect => Self::Direct(Direct::reduce_scatter(shape)),
             Algorithm::ReduceScatterRing => Self::Ring(Ring::reduce_scatter(shape)),
             Algorithm::BarrierDissemination => Self::Dissemination(Dissemination::barrier(shape)),
+            other => return Err(comm_core::Error::unsupported(other.to_string(), "this algorithm is not written yet")),
         })
     }
 

@@ -198,7 +198,7 @@ impl Plan for Up {
             lane.passed = true;
             match parent {
                 Some(p) => lane.send.push(t.send(self.shape.at(self.root, p), at.index as u32, self.acc(at))?),
-                None => t.finish(self.acc(at)),
+                None => t.finish(self.acc(at), self.shape.size),
             }
         }
         Ok(lane.send.all_done(t))

@@ -93,7 +93,7 @@ impl Chain {
         let mut moved = false;
         while self.recv.retire(t) {
             if self.reduces && self.to.is_none() {
-                t.finish(self.here(self.recv.done - 1));
+                t.finish(self.here(self.recv.done - 1), self.shape.size);
             }
             moved = true;
         }
@@ -139,7 +139,7 @@ impl Chain {
                 if !self.shape.in_place {
                     t.copy(whole, Span { buf: Buf::Input, ..whole });
                 }
-                t.finish(whole);
+                t.finish(whole, 1);
                 self.recv.done = count;
             }
             return Ok(true);

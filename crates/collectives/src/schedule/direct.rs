@@ -196,7 +196,7 @@ impl Plan for Exchange {
             }
             lane.next += 1;
         }
-        t.finish(self.result(at));
+        t.finish(self.result(at), n);
         lane.finished = true;
         Ok(sent)
     }

@@ -211,7 +211,7 @@ impl Plan for Doubling {
             lane.posted = false;
         }
         if !lane.finished {
-            t.finish(dst);
+            t.finish(dst, self.shape.size);
             lane.finished = true;
             if self.serves() {
                 lane.sends.push(t.send(self.shape.rank - 1, after, dst)?);

@@ -10,15 +10,41 @@
 //! * A schedule does not ask about a token again once it was told that the token is done, so a
 //!   driver may recycle tokens.
 //! * Large buffers are cut into segments, and a bounded number of sends and receives is posted at a
-//!   time. Messages of length zero are posted by barriers only.
+//!   time; a direct exchange may post one message per peer, as long as the block that it carries.
+//! * Messages of length zero are posted only by barriers, which have no others, and by gather_v,
+//!   scatter_v and all_to_all_v: their lengths are known to the two ends alone, and ends that disagree
+//!   must be told.
 //! * Which messages are exchanged depends on the [`Shape`]'s `size`, `bytes`, `unit` and `segment`,
-//!   which must be the same on all ranks, and not on `in_place`, which may differ between ranks.
+//!   which must be the same on all ranks, and on the [`Blocks`], of which both ends of a message must
+//!   know the same, and not on `in_place`, which may differ between ranks.
 //! * `Input` is never written.
+//! * Buffers that consist of blocks (see below) may be separate pieces of the user's memory. No span
+//!   that is given to a transport crosses the border between two blocks of such a buffer.
+//!
+//! # Buffers
+//!
+//! Some buffers are the blocks of all ranks in rank order: `Output` of all_gather and all_gather_v, of
+//! gather and gather_v at the root, and of all_to_all and all_to_all_v; `Input` of scatter and scatter_v
+//! at the root, of reduce_scatter and reduce_scatter_v, and of all_to_all and all_to_all_v. All others are
+//! the one block or vector that the rank contributes or gets. In place means:
+//!
+//! * all_reduce, reduce at the root, scan, exscan: `Output` holds the contribution. (On ranks other than
+//!   the root reduce only reads it there.)
+//! * all_gather(_v), gather(_v) at the root: the contribution lies at its place among the blocks of `Output`.
+//! * reduce_scatter(_v): `Output` holds the contribution, all blocks; the result replaces this rank's own
+//!   block, and what the others hold after that is not defined.
+//! * scatter(_v) at the root: its own block stays in `Input`; `Output` is not used.
+//! * all_to_all: `Output` holds what is to be sent. all_to_all_v has no such form and ignores `in_place`,
+//!   as do gather(_v) and scatter(_v) on ranks other than the root.
+//! * broadcast, barrier: nothing; `Output` is the only buffer, or there is none.
+//!
+//! exscan leaves `Output` of rank 0 as it is.
 
 mod all_gather;
 mod any;
 mod barrier;
 mod binomial;
+mod blocks;
 mod chain;
 mod direct;
 mod doubling;
@@ -30,10 +56,13 @@ use std::task::Poll;
 
 use comm_core::{Error, Result};
 
+use crate::select::Algorithm;
+
 pub use all_gather::AllGatherDirect;
 pub use any::AnySchedule;
 pub use barrier::Dissemination;
 pub use binomial::Binomial;
+pub use blocks::Blocks;
 pub use chain::Chain;
 pub use direct::Direct;
 pub use doubling::RecursiveDoubling;
@@ -116,8 +145,9 @@ pub trait Transport {
     /// `acc = x op acc` (`x` in `Scratch`, is overwritten).
     fn fold_rev(&mut self, acc: Span, x: Span);
 
-    /// Final division of `Avg` etc. over the given number of ranks (the communicator's size).
-    fn finish(&mut self, span: Span);
+    /// Final division of `Avg` etc. over the given number of contributions: the communicator's size, but
+    /// fewer for scan and exscan.
+    fn finish(&mut self, span: Span, ranks: usize);
 }
 
 /// A per-rank state machine. Pure: all effects go through the [`Transport`]; never blocks.
@@ -144,8 +174,9 @@ pub struct Shape {
     pub rank: usize,
     /// The number of ranks.
     pub size: usize,
-    /// Bytes of the operation, a multiple of `unit`: of the whole buffer for all_reduce, reduce and
-    /// broadcast; of one rank's shard for all_gather and reduce_scatter; ignored by a barrier.
+    /// Bytes of the operation, a multiple of `unit`: of the whole buffer for all_reduce, reduce,
+    /// broadcast, scan and exscan; of one block for all_gather, gather, scatter, reduce_scatter and
+    /// all_to_all; ignored by a barrier, and where [`Blocks`] give the lengths.
     pub bytes: usize,
     /// Bytes that must not be torn apart: [`Reducer::unit`](comm_core::Reducer::unit), or 1.
     pub unit: usize,
@@ -167,12 +198,17 @@ impl Shape {
     /// The segment in use.
     #[must_use]
     pub fn effective_segment(&self) -> usize {
+        self.segment_of(self.bytes)
+    }
+
+    /// The segment into which a transfer of so many bytes, a multiple of `unit`, is cut.
+    fn segment_of(&self, bytes: usize) -> usize {
         let wanted = if self.segment == 0 { Self::SEGMENT } else { self.segment };
         let unit = self.unit.max(1);
         // A ring exchanges less than 2 · size messages per segment between two ranks, others less than 64.
         let most = (1 << 16).min((1 << 31) / self.size.max(1)).max(1);
         // Capped before it is rounded up, which so cannot overflow: `bytes` is a multiple of `unit`.
-        wanted.max(self.bytes.div_ceil(most)).min(self.bytes).max(1).next_multiple_of(unit)
+        wanted.max(bytes.div_ceil(most)).min(bytes).max(1).next_multiple_of(unit)
     }
 
     /// Whether the numbers make sense together.
@@ -223,19 +259,28 @@ impl Shape {
     }
 }
 
-/// A [`Shape`], and the root of operations that have one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A [`Shape`], the root of operations that have one, and the blocks of those that have them.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     /// The numbers.
     pub shape: Shape,
     /// The root; ignored by operations without one.
     pub root: usize,
+    /// How long the blocks are.
+    pub blocks: Blocks,
 }
 
 impl Request {
-    fn check(&self, rooted: bool) -> Result<()> {
+    /// Without blocks, or with blocks of equal length.
+    #[must_use]
+    pub const fn even(shape: Shape, root: usize) -> Self {
+        Self { shape, root, blocks: Blocks::Even }
+    }
+
+    fn check(&self, algorithm: Algorithm) -> Result<()> {
         self.shape.check()?;
-        if rooted && self.root >= self.shape.size {
+        self.blocks.check(algorithm.operation(), &self.shape)?;
+        if algorithm.is_rooted() && self.root >= self.shape.size {
             let (root, size) = (self.root, self.shape.size);
             return Err(Error::invalid(format!("root {root} is not below the world size {size}")));
         }

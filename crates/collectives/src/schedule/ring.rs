@@ -237,7 +237,7 @@ impl Ring {
             if self.completes(s)
                 && let Some(part) = self.within(at, 1)
             {
-                t.finish(self.at_rest(Buf::Output, s, 1, part));
+                t.finish(self.at_rest(Buf::Output, s, 1, part), self.shape.size);
             }
             self.recv.oldest = self.after(at, 1);
             moved = true;
@@ -280,7 +280,7 @@ impl Ring {
             t.copy(dst, Span::new(Buf::Input, 0, bytes));
         }
         if bytes > 0 && size == 1 && self.goal != Goal::AllGather {
-            t.finish(dst);
+            t.finish(dst, size);
         }
     }
 
