@@ -7,13 +7,13 @@ use std::time::Duration;
 use comm_control::MeshControl;
 use comm_core::{
     Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, OpDesc,
-    OpQuery, OpRequest, Operation, Pending, RawBuf, RawBufMut, Reducer, Result, SplitRequest, Support, check_hints,
+    OpQuery, OpRequest, Operation, Pending, Result, SplitRequest, Support, check_hints,
 };
 use comm_transport::{Endpoint, GroupId, GroupSpec};
 
 use super::pool::Pool;
-use super::task::{Buffers, Collective, Messages};
-use crate::schedule::{AnySchedule, Blocks, Request, Shape};
+use super::task::Messages;
+use crate::schedule::Shape;
 use crate::select::{Algorithm, Table};
 
 /// Settings of a [`MeshBackend`].
@@ -86,24 +86,6 @@ impl Drop for MeshBackend {
     }
 }
 
-/// A collective as it was asked for; what an operation lacks stays at its default.
-#[derive(Default)]
-struct Asked<'a> {
-    bytes: usize,
-    input: Option<&'a RawBuf>,
-    output: Option<&'a RawBufMut>,
-    reducer: Option<&'a Reducer>,
-    root: usize,
-}
-
-/// A collective in the terms of the schedules.
-struct Plan {
-    algorithm: Algorithm,
-    request: Request,
-    buffers: Buffers,
-    reducer: Option<Reducer>,
-}
-
 impl MeshBackend {
     /// Creates the group `spec` on the endpoint and a backend over it.
     ///
@@ -123,7 +105,13 @@ impl MeshBackend {
         &self.endpoint
     }
 
-    fn choose(&self, op: Operation, bytes: usize, commutative: bool, hint: Option<&str>) -> Result<Algorithm> {
+    pub(super) fn choose(
+        &self,
+        op: Operation,
+        bytes: usize,
+        commutative: bool,
+        hint: Option<&str>,
+    ) -> Result<Algorithm> {
         let table = &self.options.table;
         if let Some(name) = hint {
             return table.select(op, bytes, self.info.size, commutative, Some(name));
@@ -135,103 +123,6 @@ impl MeshBackend {
             return table.select(op, bytes, self.info.size, commutative, Some(name));
         }
         table.select(op, bytes, self.info.size, commutative, None)
-    }
-
-    fn plan(&self, op: Operation, hint: Option<&str>, asked: Asked<'_>) -> Result<Plan> {
-        let Asked { bytes, input, output, reducer, root } = asked;
-        let commutative = reducer.is_none_or(Reducer::is_commutative);
-        let algorithm = self.choose(op, bytes, commutative, hint)?;
-        let in_place = match (input, output) {
-            (Some(i), Some(o)) => o.overlaps(i) || (i.bytes() == 0 && o.bytes() == 0),
-            (None, _) => true,
-            (Some(_), None) => false,
-        };
-        let shape = Shape {
-            rank: self.info.rank,
-            size: self.info.size,
-            bytes,
-            unit: reducer.map_or(1, Reducer::unit),
-            in_place,
-            segment: self.options.segment,
-        };
-        let buffers = Buffers::new(input, output, &self.pool);
-        Ok(Plan {
-            algorithm,
-            request: Request { shape, root, blocks: Blocks::Even },
-            buffers,
-            reducer: reducer.cloned(),
-        })
-    }
-
-    /// Translates a request; `None` for point-to-point.
-    fn translate(&self, request: &OpRequest, hint: Option<&str>) -> Result<Option<Plan>> {
-        let op = request.operation();
-        let whole;
-        let asked = match request {
-            OpRequest::P2p(_) | OpRequest::Batch(_) => return Ok(None),
-            OpRequest::Broadcast { buf, root } => {
-                Asked { bytes: buf.bytes(), output: Some(buf), root: *root, ..Asked::default() }
-            }
-            OpRequest::AllReduce { input, output, reducer } => Asked {
-                bytes: input.bytes(),
-                input: Some(input),
-                output: Some(output),
-                reducer: Some(reducer),
-                ..Asked::default()
-            },
-            OpRequest::Reduce { input, output, reducer, root } => Asked {
-                bytes: input.bytes(),
-                input: Some(input),
-                output: output.as_ref(),
-                reducer: Some(reducer),
-                root: *root,
-            },
-            OpRequest::AllGather { input, output } => {
-                Asked { bytes: input.bytes(), input: Some(input), output: Some(output), ..Asked::default() }
-            }
-            OpRequest::ReduceScatter { input, output, reducer } => {
-                // In place, schedules want the whole buffer as output.
-                let out = if output.overlaps(input) {
-                    let start = output.ptr().wrapping_sub(self.info.rank * output.bytes());
-                    whole = RawBufMut::new(start, input.bytes(), output.dtype(), output.device());
-                    &whole
-                } else {
-                    output
-                };
-                Asked {
-                    bytes: output.bytes(),
-                    input: Some(input),
-                    output: Some(out),
-                    reducer: Some(reducer),
-                    ..Asked::default()
-                }
-            }
-            OpRequest::Barrier => Asked::default(),
-            other => {
-                return Err(Error::unsupported(other.operation().name(), "this backend does not know the operation"));
-            }
-        };
-        self.plan(op, hint, asked).map(Some)
-    }
-
-    /// Binds a plan to its schedule, scaling the contribution if the operator has a factor.
-    ///
-    /// # Safety
-    ///
-    /// The plan's buffers are valid and not used otherwise.
-    unsafe fn bind(&self, mut plan: Plan) -> Result<Collective> {
-        if let Some(r) = plan.reducer.as_ref().filter(|r| r.needs_prescale()) {
-            let (ptr, len) = plan.buffers.output;
-            if plan.request.shape.in_place && len > 0 {
-                // SAFETY: forwarded.
-                r.prescale(unsafe { std::slice::from_raw_parts_mut(ptr, len) });
-            } else {
-                // SAFETY: forwarded.
-                unsafe { plan.buffers.scale_copy(r) };
-            }
-        }
-        let schedule = AnySchedule::new(plan.algorithm, &plan.request)?;
-        Ok(Collective::new(schedule, plan.buffers, plan.reducer, self.info.rank, self.info.size))
     }
 
     /// What travels in headers: the call's descriptor and the algorithm, on which ranks must agree too.
@@ -264,15 +155,8 @@ unsafe impl Backend for MeshBackend {
             return Support::Unsupported { reason };
         }
         match query.operation {
-            Operation::Send
-            | Operation::Recv
-            | Operation::Batch
-            | Operation::Broadcast
-            | Operation::AllReduce
-            | Operation::Reduce
-            | Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::Barrier => Support::Native,
+            Operation::Send | Operation::Recv | Operation::Batch | Operation::SendRecv => Support::Native,
+            op if Algorithm::ALL.iter().any(|a| a.operation() == op) => Support::Native,
             other => Support::Unsupported { reason: format!("backend {} does not have {other} yet", self.info.name) },
         }
     }
@@ -287,12 +171,7 @@ unsafe impl Backend for MeshBackend {
             Err(e) => return self.refused(call, e),
         };
         let Some(plan) = plan else {
-            let ops = match request {
-                OpRequest::P2p(op) => std::slice::from_ref(op),
-                OpRequest::Batch(ops) => &ops[..],
-                _ => &[],
-            };
-            let mut task = Messages::borrowed(ops);
+            let mut task = Messages::borrowed(request.messages());
             return self.endpoint.run(self.group, None, call.desc, call.timeout, &mut task);
         };
         let desc = Self::describe(call, plan.algorithm);
@@ -309,11 +188,7 @@ unsafe impl Backend for MeshBackend {
             Err(e) => return self.refused(call, e),
         };
         let Some(plan) = plan else {
-            let ops = match request {
-                OpRequest::P2p(op) => vec![op],
-                OpRequest::Batch(ops) => ops,
-                _ => Vec::new(),
-            };
+            let ops = if let OpRequest::Batch(ops) = request { ops } else { request.messages().to_vec() };
             let task = Box::new(Messages::owned(ops));
             return self.endpoint.start(self.group, None, call.desc, call.timeout, task);
         };

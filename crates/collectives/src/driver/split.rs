@@ -6,8 +6,9 @@ use std::sync::Arc;
 use comm_core::{Control, DType, Device, Error, Fnv, OpDesc, Operation, RawBuf, RawBufMut, Result, SplitRequest};
 use comm_transport::GroupSpec;
 
+use super::buffers::{Buffers, Space};
 use super::mesh::MeshBackend;
-use super::task::{Buffers, Collective};
+use super::task::Collective;
 use crate::schedule::{AnySchedule, Request, Shape};
 use crate::select::Algorithm;
 
@@ -66,7 +67,7 @@ impl MeshBackend {
         let shape = Shape { rank: self.info.rank, size: n, bytes: VOTE, unit: 1, in_place: false, segment: 0 };
         let algorithm = if n <= 8 { Algorithm::AllGatherDirect } else { Algorithm::AllGatherRing };
         let schedule = AnySchedule::new(algorithm, &Request::even(shape, 0))?;
-        let buffers = Buffers::new(Some(&from), Some(&to), &self.pool);
+        let buffers = Buffers::new(Space::read(&from), Space::write(&to), &self.pool);
         let mut task = Collective::new(schedule, buffers, None, self.info.rank, n);
         let mut desc = OpDesc::new(Operation::Split);
         desc.flags = algorithm.code();

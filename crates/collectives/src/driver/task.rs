@@ -1,54 +1,12 @@
 //! Operations as tasks of an endpoint.
 
-use std::sync::Arc;
 use std::task::Poll;
 
-use comm_core::{OpDesc, Operation, P2pOp, RawBuf, RawBufMut, Reducer, Result};
+use comm_core::{OpDesc, Operation, P2pOp, Reducer, Result};
 use comm_transport::{Message, PieceId, Port, Sink, Task};
 
-use super::pool::Pool;
+use super::buffers::Buffers;
 use crate::schedule::{AnySchedule, Buf, Schedule, Span, Token, Transport};
-
-/// The buffers of a collective; where there is none, its length is 0.
-pub(super) struct Buffers {
-    pub(super) input: (*const u8, usize),
-    pub(super) output: (*mut u8, usize),
-    scratch: Vec<u8>,
-    /// A scaled copy of the input, for operators with a factor.
-    temp: Vec<u8>,
-    pool: Arc<Pool>,
-}
-
-impl Buffers {
-    pub(super) fn new(input: Option<&RawBuf>, output: Option<&RawBufMut>, pool: &Arc<Pool>) -> Self {
-        Self {
-            input: input.map_or((std::ptr::null(), 0), |b| (b.ptr(), b.bytes())),
-            output: output.map_or((std::ptr::null_mut(), 0), |b| (b.ptr(), b.bytes())),
-            scratch: Vec::new(),
-            temp: Vec::new(),
-            pool: Arc::clone(pool),
-        }
-    }
-
-    /// Replaces the input by a copy that the reducer has scaled.
-    ///
-    /// # Safety
-    ///
-    /// The input range is valid.
-    pub(super) unsafe fn scale_copy(&mut self, reducer: &Reducer) {
-        let (ptr, len) = self.input;
-        // SAFETY: forwarded; an empty range needs no pointer.
-        self.temp = if len == 0 { Vec::new() } else { unsafe { std::slice::from_raw_parts(ptr, len) }.to_vec() };
-        reducer.prescale(&mut self.temp);
-        self.input = (self.temp.as_ptr(), len);
-    }
-}
-
-impl Drop for Buffers {
-    fn drop(&mut self) {
-        self.pool.give(std::mem::take(&mut self.scratch));
-    }
-}
 
 /// A schedule bound to its buffers.
 pub(super) struct Collective {
@@ -71,7 +29,7 @@ impl Collective {
         rank: usize,
         size: usize,
     ) -> Self {
-        buffers.scratch = buffers.pool.take(schedule.scratch());
+        buffers.provide(schedule.scratch());
         Self { schedule, buffers, reducer, rank, size }
     }
 }
@@ -107,26 +65,24 @@ struct Bound<'a, 'p> {
 }
 
 impl Bound<'_, '_> {
-    /// The address of a span. A span outside of its buffer is a bug in a schedule; better a panic than
-    /// a stray write.
-    fn read(&self, s: Span) -> *const u8 {
-        let (ptr, len) = match s.buf {
-            Buf::Input => self.buffers.input,
-            Buf::Output => (self.buffers.output.0.cast_const(), self.buffers.output.1),
-            Buf::Scratch => (self.buffers.scratch.as_ptr(), self.buffers.scratch.len()),
-        };
-        assert!(s.off <= len && s.len <= len - s.off, "a schedule left its buffer: {s:?} of {len} bytes");
-        ptr.wrapping_add(s.off)
+    /// The address of a span.
+    fn read(&mut self, s: Span) -> *const u8 {
+        match s.buf {
+            Buf::Input => self.buffers.input.at(s.off, s.len).cast_const(),
+            Buf::Output | Buf::Scratch => self.write(s).cast_const(),
+        }
     }
 
     fn write(&mut self, s: Span) -> *mut u8 {
-        let (ptr, len) = match s.buf {
-            Buf::Input => (std::ptr::null_mut(), 0),
-            Buf::Output => self.buffers.output,
-            Buf::Scratch => (self.buffers.scratch.as_mut_ptr(), self.buffers.scratch.len()),
-        };
-        assert!(s.off <= len && s.len <= len - s.off, "a schedule left its buffer: {s:?} of {len} bytes");
-        ptr.wrapping_add(s.off)
+        let len = self.buffers.scratch.len();
+        match s.buf {
+            Buf::Output => self.buffers.output.at(s.off, s.len),
+            Buf::Scratch if s.off <= len && s.len <= len - s.off => {
+                self.buffers.scratch.as_mut_ptr().wrapping_add(s.off)
+            }
+            // Better a panic than a stray write.
+            _ => panic!("a schedule left its buffer: {s:?} of {len} bytes"),
+        }
     }
 
     /// Two disjoint spans as slices.

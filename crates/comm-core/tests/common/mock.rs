@@ -75,7 +75,8 @@ impl Op {
 
     pub(crate) fn output(&self) -> RawBufMut {
         match &self.request {
-            OpRequest::AllReduce { output, .. } | OpRequest::AllGather { output, .. } => *output,
+            OpRequest::AllReduce { output, .. } => *output,
+            OpRequest::AllGather { output, .. } => output.whole().unwrap(),
             OpRequest::Broadcast { buf, .. } | OpRequest::P2p(P2pOp::Recv { buf, .. }) => *buf,
             other => panic!("{other:?} has no output that tests write"),
         }
@@ -236,17 +237,30 @@ impl Mock {
 }
 
 fn outputs(request: &OpRequest) -> Vec<RawBufMut> {
+    use OpRequest as R;
     match request {
-        OpRequest::AllReduce { output, .. } | OpRequest::AllGather { output, .. } => vec![*output],
-        // The rest of an in-place buffer is scratch.
-        OpRequest::ReduceScatter { input, output, .. } if output.overlaps(input) => {
-            vec![RawBufMut::new(input.ptr().cast_mut(), input.bytes(), input.dtype(), input.device())]
-        }
-        OpRequest::ReduceScatter { output, .. } => vec![*output],
-        OpRequest::Reduce { output, .. } => output.iter().copied().collect(),
-        OpRequest::Broadcast { buf, .. } | OpRequest::P2p(P2pOp::Recv { buf, .. }) => vec![*buf],
-        OpRequest::Batch(list) => {
-            list.iter().filter_map(|m| if let P2pOp::Recv { buf, .. } = m { Some(*buf) } else { None }).collect()
+        R::AllReduce { output, .. }
+        | R::Scan { output, .. }
+        | R::Exscan { output, .. }
+        | R::Scatter { output, .. }
+        | R::ScatterV { output, .. } => vec![*output],
+        R::AllGather { output, .. }
+        | R::AllGatherV { output, .. }
+        | R::AllToAll { output, .. }
+        | R::AllToAllV { output, .. } => output.iter().collect(),
+        R::Gather { output, .. } | R::GatherV { output, .. } => output.iter().flat_map(|o| o.iter()).collect(),
+        R::ReduceScatter { input, output, .. } | R::ReduceScatterV { input, output, .. } => match input.whole() {
+            // The rest of an in-place buffer is scratch.
+            Some(i) if output.overlaps(&i) => {
+                vec![RawBufMut::new(i.ptr().cast_mut(), i.bytes(), i.dtype(), i.device())]
+            }
+            _ => vec![*output],
+        },
+        R::Reduce { output, .. } => output.iter().copied().collect(),
+        R::Broadcast { buf, .. } => vec![*buf],
+        R::P2p(_) | R::Batch(_) | R::SendRecv(_) => {
+            let recv = |m: &P2pOp| if let P2pOp::Recv { buf, .. } = m { Some(*buf) } else { None };
+            request.messages().iter().filter_map(recv).collect()
         }
         _ => Vec::new(),
     }
