@@ -81,6 +81,7 @@ macro_rules! sweeps {
 sweeps! {
     all_reduce_direct: AllReduceDirect;
     all_reduce_recursive_doubling: AllReduceRecursiveDoubling;
+    all_reduce_rabenseifner: AllReduceRabenseifner;
     all_reduce_ring: AllReduceRing;
     reduce_binomial: ReduceBinomial;
     reduce_chain: ReduceChain;
@@ -89,8 +90,18 @@ sweeps! {
     broadcast_chain: BroadcastChain;
     all_gather_direct: AllGatherDirect;
     all_gather_ring: AllGatherRing;
+    gather_binomial: GatherBinomial;
+    gather_direct: GatherDirect;
+    gather_v_direct: GatherVDirect;
+    scatter_binomial: ScatterBinomial;
+    scatter_direct: ScatterDirect;
+    scatter_v_direct: ScatterVDirect;
     reduce_scatter_direct: ReduceScatterDirect;
     reduce_scatter_ring: ReduceScatterRing;
+    scan_recursive_doubling: ScanRecursiveDoubling;
+    scan_chain: ScanChain;
+    exscan_recursive_doubling: ExscanRecursiveDoubling;
+    exscan_chain: ExscanChain;
 }
 
 proptest! {
