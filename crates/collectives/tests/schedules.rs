@@ -97,6 +97,7 @@ sweeps! {
     scatter_direct: ScatterDirect;
     scatter_v_direct: ScatterVDirect;
     reduce_scatter_direct: ReduceScatterDirect;
+    reduce_scatter_halving: ReduceScatterHalving;
     reduce_scatter_ring: ReduceScatterRing;
     scan_recursive_doubling: ScanRecursiveDoubling;
     scan_chain: ScanChain;
@@ -277,6 +278,27 @@ fn rabenseifner_sends_twice_the_buffer_less_a_share_in_twice_log2_messages() {
             }
             let finished: usize = (0..n).map(|r| world.counts(r).finished).sum();
             assert_eq!(finished, elements * unit, "each element is finished once in the world");
+        }
+    }
+}
+
+#[test]
+fn halving_sends_each_block_of_others_once_in_log2_messages() {
+    for n in SIZES {
+        let world = Case { segment: 0, ..Case::new(Algorithm::ReduceScatterHalving, n, 3, Kind::Affine) }.run();
+        let rounds = n.ilog2() as usize;
+        let surplus = n - (1 << rounds);
+        let finished: usize = (0..n).map(|r| world.counts(r).finished).sum();
+        assert_eq!(finished, n * 48, "each element is finished once in the world");
+        for r in 0..n {
+            let (c, served) = (world.counts(r), r < 2 * surplus);
+            // A member keeps its own block, and sends that of the surplus rank which it serves to that.
+            let (messages, blocks) = match (served, r % 2) {
+                (true, 0) => (1, n),
+                (true, _) => (rounds + 1, n - 1),
+                (false, _) => (rounds, n - 1),
+            };
+            assert_eq!((c.messages, c.bytes), (messages, blocks * 48), "rank {r} of {n}");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::task::Poll;
 use comm_core::Result;
 
 use super::{
-    AllGatherDirect, Binomial, Chain, Direct, Dissemination, PrefixChain, PrefixDoubling, Rabenseifner,
+    AllGatherDirect, Binomial, Chain, Direct, Dissemination, Halving, PrefixChain, PrefixDoubling, Rabenseifner,
     RecursiveDoubling, Request, Ring, Schedule, Star, Transport, Tree,
 };
 use crate::select::Algorithm;
@@ -21,6 +21,8 @@ pub enum AnySchedule {
     RecursiveDoubling(RecursiveDoubling),
     /// Recursive halving, then recursive doubling.
     Rabenseifner(Rabenseifner),
+    /// Recursive halving of all blocks.
+    Halving(Halving),
     /// Pipelined ring.
     Ring(Ring),
     /// Binomial tree.
@@ -70,6 +72,7 @@ impl AnySchedule {
             Algorithm::ScatterDirect => Self::Star(Star::scatter(request)),
             Algorithm::ScatterVDirect => Self::Star(Star::scatter_v(request)),
             Algorithm::ReduceScatterDirect => Self::Direct(Direct::reduce_scatter(shape)),
+            Algorithm::ReduceScatterHalving => Self::Halving(Halving::reduce_scatter(shape)),
             Algorithm::ReduceScatterRing => Self::Ring(Ring::reduce_scatter(shape)),
             Algorithm::ScanRecursiveDoubling => Self::PrefixDoubling(PrefixDoubling::scan(shape)),
             Algorithm::ScanChain => Self::PrefixChain(PrefixChain::scan(shape)),
@@ -89,6 +92,7 @@ impl AnySchedule {
             Self::Chain(s) => s,
             Self::AllGatherDirect(s) => s,
             Self::Rabenseifner(s) => s,
+            Self::Halving(s) => s,
             Self::Star(s) => s,
             Self::Tree(s) => s,
             Self::PrefixDoubling(s) => s,
@@ -108,6 +112,7 @@ impl Schedule for AnySchedule {
             Self::Chain(s) => s.poll(t),
             Self::AllGatherDirect(s) => s.poll(t),
             Self::Rabenseifner(s) => s.poll(t),
+            Self::Halving(s) => s.poll(t),
             Self::Star(s) => s.poll(t),
             Self::Tree(s) => s.poll(t),
             Self::PrefixDoubling(s) => s.poll(t),
