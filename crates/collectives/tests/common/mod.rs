@@ -17,19 +17,7 @@ pub use case::{Case, Kind};
 
 /// Algorithms that have a name but no schedule yet.
 pub const PENDING: [&[Algorithm]; 2] = [
-    &[
-        Algorithm::AllReduceRabenseifner,
-        Algorithm::GatherBinomial,
-        Algorithm::GatherDirect,
-        Algorithm::GatherVDirect,
-        Algorithm::ScatterBinomial,
-        Algorithm::ScatterDirect,
-        Algorithm::ScatterVDirect,
-        Algorithm::ScanRecursiveDoubling,
-        Algorithm::ScanChain,
-        Algorithm::ExscanRecursiveDoubling,
-        Algorithm::ExscanChain,
-    ],
+    &[],
     &[
         Algorithm::AllGatherBruck,
         Algorithm::AllGatherVDirect,
