@@ -5,7 +5,8 @@ use std::task::Poll;
 use comm_core::Result;
 
 use super::{
-    AllGatherDirect, Binomial, Chain, Direct, Dissemination, RecursiveDoubling, Request, Ring, Schedule, Transport,
+    AllGatherDirect, Binomial, Bruck, Chain, Direct, Dissemination, Exchange, RecursiveDoubling, Request, Ring,
+    Schedule, Transport,
 };
 use crate::select::Algorithm;
 
@@ -26,6 +27,10 @@ pub enum AnySchedule {
     Chain(Chain),
     /// Every shard to everybody at once.
     AllGatherDirect(AllGatherDirect),
+    /// Rounds at doubling distances through scratch.
+    Bruck(Bruck),
+    /// Exchanges of every pair.
+    Exchange(Exchange),
     /// The barrier.
     Dissemination(Dissemination),
 }
@@ -40,6 +45,10 @@ impl AnySchedule {
     pub fn new(algorithm: Algorithm, request: &Request) -> Result<Self> {
         request.check(algorithm)?;
         let Request { shape, root, .. } = *request;
+        let exchange = |pairwise| {
+            let (send, recv) = request.layouts();
+            Self::Exchange(Exchange::uneven(shape, send, recv, pairwise))
+        };
         Ok(match algorithm {
             Algorithm::AllReduceDirect => Self::Direct(Direct::all_reduce(shape)),
             Algorithm::AllReduceRecursiveDoubling => Self::RecursiveDoubling(RecursiveDoubling::all_reduce(shape)),
@@ -49,10 +58,24 @@ impl AnySchedule {
             Algorithm::ReduceOrdered => Self::Direct(Direct::reduce(shape, root)),
             Algorithm::BroadcastBinomial => Self::Binomial(Binomial::broadcast(shape, root)),
             Algorithm::BroadcastChain => Self::Chain(Chain::broadcast(shape, root)),
-            Algorithm::AllGatherDirect => Self::AllGatherDirect(AllGatherDirect::new(shape)),
-            Algorithm::AllGatherRing => Self::Ring(Ring::all_gather(shape)),
-            Algorithm::ReduceScatterDirect => Self::Direct(Direct::reduce_scatter(shape)),
-            Algorithm::ReduceScatterRing => Self::Ring(Ring::reduce_scatter(shape)),
+            Algorithm::AllGatherDirect | Algorithm::AllGatherVDirect => {
+                Self::AllGatherDirect(AllGatherDirect::new(shape, request.layout()))
+            }
+            Algorithm::AllGatherBruck => Self::Bruck(Bruck::all_gather(shape)),
+            Algorithm::AllGatherRing | Algorithm::AllGatherVRing => {
+                Self::Ring(Ring::all_gather(shape, request.layout()))
+            }
+            Algorithm::ReduceScatterDirect | Algorithm::ReduceScatterVDirect => {
+                Self::Direct(Direct::reduce_scatter(shape, request.layout()))
+            }
+            Algorithm::ReduceScatterRing | Algorithm::ReduceScatterVRing => {
+                Self::Ring(Ring::reduce_scatter(shape, request.layout()))
+            }
+            Algorithm::AllToAllDirect => Self::Exchange(Exchange::even(shape, false)),
+            Algorithm::AllToAllBruck => Self::Bruck(Bruck::all_to_all(shape)),
+            Algorithm::AllToAllPairwise => Self::Exchange(Exchange::even(shape, true)),
+            Algorithm::AllToAllVDirect => exchange(false),
+            Algorithm::AllToAllVPairwise => exchange(true),
             Algorithm::BarrierDissemination => Self::Dissemination(Dissemination::barrier(shape)),
             other => return Err(comm_core::Error::unsupported(other.to_string(), "this algorithm is not written yet")),
         })
@@ -66,6 +89,8 @@ impl AnySchedule {
             Self::Binomial(s) => s,
             Self::Chain(s) => s,
             Self::AllGatherDirect(s) => s,
+            Self::Bruck(s) => s,
+            Self::Exchange(s) => s,
             Self::Dissemination(s) => s,
         }
     }
@@ -80,6 +105,8 @@ impl Schedule for AnySchedule {
             Self::Binomial(s) => s.poll(t),
             Self::Chain(s) => s.poll(t),
             Self::AllGatherDirect(s) => s.poll(t),
+            Self::Bruck(s) => s.poll(t),
+            Self::Exchange(s) => s.poll(t),
             Self::Dissemination(s) => s.poll(t),
         }
     }

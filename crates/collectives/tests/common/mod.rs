@@ -30,18 +30,7 @@ pub const PENDING: [&[Algorithm]; 2] = [
         Algorithm::ExscanRecursiveDoubling,
         Algorithm::ExscanChain,
     ],
-    &[
-        Algorithm::AllGatherBruck,
-        Algorithm::AllGatherVDirect,
-        Algorithm::AllGatherVRing,
-        Algorithm::ReduceScatterVDirect,
-        Algorithm::ReduceScatterVRing,
-        Algorithm::AllToAllDirect,
-        Algorithm::AllToAllBruck,
-        Algorithm::AllToAllPairwise,
-        Algorithm::AllToAllVDirect,
-        Algorithm::AllToAllVPairwise,
-    ],
+    &[],
 ];
 
 pub fn algorithms() -> impl Iterator<Item = Algorithm> {
