@@ -1,8 +1,6 @@
 //! One rank alone against a scripted transport: what it posts and when, what it allocates, and that
 //! errors come out.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -103,7 +101,7 @@ fn make(algorithm: Algorithm, shape: Shape) -> (AnySchedule, Script) {
 
 #[test]
 fn up_to_16_ranks_nothing_is_allocated() {
-    for algorithm in common::algorithms() {
+    for &algorithm in Algorithm::ALL {
         for rank in 0..16 {
             for in_place in [false, true] {
                 let shape = Shape { rank, size: 16, bytes: 1024, unit: 8, in_place, segment: 0 };
@@ -146,7 +144,7 @@ fn up_to_16_ranks_nothing_is_allocated() {
 
 #[test]
 fn a_failing_transport_fails_the_operation_at_every_point() {
-    for algorithm in common::algorithms() {
+    for &algorithm in Algorithm::ALL {
         for rank in [0, 1, 4] {
             let shape = Shape { rank, size: 5, bytes: 256, unit: 8, in_place: false, segment: 64 };
             let posts = {

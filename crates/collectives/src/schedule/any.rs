@@ -5,8 +5,8 @@ use std::task::Poll;
 use comm_core::Result;
 
 use super::{
-    AllGatherDirect, Binomial, Bruck, Chain, Direct, Dissemination, Exchange, RecursiveDoubling, Request, Ring,
-    Schedule, Transport,
+    AllGatherDirect, Binomial, Bruck, Chain, Direct, Dissemination, Exchange, Halving, PrefixChain, PrefixDoubling,
+    Rabenseifner, RecursiveDoubling, Request, Ring, Schedule, Star, Transport, Tree,
 };
 use crate::select::Algorithm;
 
@@ -19,6 +19,10 @@ pub enum AnySchedule {
     Direct(Direct),
     /// Exchanges at doubling distances.
     RecursiveDoubling(RecursiveDoubling),
+    /// Recursive halving, then recursive doubling.
+    Rabenseifner(Rabenseifner),
+    /// Recursive halving of all blocks.
+    Halving(Halving),
     /// Pipelined ring.
     Ring(Ring),
     /// Binomial tree.
@@ -31,6 +35,14 @@ pub enum AnySchedule {
     Bruck(Bruck),
     /// Exchanges of every pair.
     Exchange(Exchange),
+    /// The root with each of the others.
+    Star(Star),
+    /// Binomial tree for blocks.
+    Tree(Tree),
+    /// Sums of the ranks below, at doubling distances.
+    PrefixDoubling(PrefixDoubling),
+    /// Sums of the ranks below, along a pipelined chain.
+    PrefixChain(PrefixChain),
     /// The barrier.
     Dissemination(Dissemination),
 }
@@ -52,6 +64,7 @@ impl AnySchedule {
         Ok(match algorithm {
             Algorithm::AllReduceDirect => Self::Direct(Direct::all_reduce(shape)),
             Algorithm::AllReduceRecursiveDoubling => Self::RecursiveDoubling(RecursiveDoubling::all_reduce(shape)),
+            Algorithm::AllReduceRabenseifner => Self::Rabenseifner(Rabenseifner::all_reduce(shape)),
             Algorithm::AllReduceRing => Self::Ring(Ring::all_reduce(shape)),
             Algorithm::ReduceBinomial => Self::Binomial(Binomial::reduce(shape, root)),
             Algorithm::ReduceChain => Self::Chain(Chain::reduce(shape, root)),
@@ -76,8 +89,18 @@ impl AnySchedule {
             Algorithm::AllToAllPairwise => Self::Exchange(Exchange::even(shape, true)),
             Algorithm::AllToAllVDirect => exchange(false),
             Algorithm::AllToAllVPairwise => exchange(true),
+            Algorithm::GatherBinomial => Self::Tree(Tree::gather(shape, root)),
+            Algorithm::GatherDirect => Self::Star(Star::gather(request)),
+            Algorithm::GatherVDirect => Self::Star(Star::gather_v(request)),
+            Algorithm::ScatterBinomial => Self::Tree(Tree::scatter(shape, root)),
+            Algorithm::ScatterDirect => Self::Star(Star::scatter(request)),
+            Algorithm::ScatterVDirect => Self::Star(Star::scatter_v(request)),
+            Algorithm::ReduceScatterHalving => Self::Halving(Halving::reduce_scatter(shape)),
+            Algorithm::ScanRecursiveDoubling => Self::PrefixDoubling(PrefixDoubling::scan(shape)),
+            Algorithm::ScanChain => Self::PrefixChain(PrefixChain::scan(shape)),
+            Algorithm::ExscanRecursiveDoubling => Self::PrefixDoubling(PrefixDoubling::exscan(shape)),
+            Algorithm::ExscanChain => Self::PrefixChain(PrefixChain::exscan(shape)),
             Algorithm::BarrierDissemination => Self::Dissemination(Dissemination::barrier(shape)),
-            other => return Err(comm_core::Error::unsupported(other.to_string(), "this algorithm is not written yet")),
         })
     }
 
@@ -91,6 +114,12 @@ impl AnySchedule {
             Self::AllGatherDirect(s) => s,
             Self::Bruck(s) => s,
             Self::Exchange(s) => s,
+            Self::Rabenseifner(s) => s,
+            Self::Halving(s) => s,
+            Self::Star(s) => s,
+            Self::Tree(s) => s,
+            Self::PrefixDoubling(s) => s,
+            Self::PrefixChain(s) => s,
             Self::Dissemination(s) => s,
         }
     }
@@ -107,6 +136,12 @@ impl Schedule for AnySchedule {
             Self::AllGatherDirect(s) => s.poll(t),
             Self::Bruck(s) => s.poll(t),
             Self::Exchange(s) => s.poll(t),
+            Self::Rabenseifner(s) => s.poll(t),
+            Self::Halving(s) => s.poll(t),
+            Self::Star(s) => s.poll(t),
+            Self::Tree(s) => s.poll(t),
+            Self::PrefixDoubling(s) => s.poll(t),
+            Self::PrefixChain(s) => s.poll(t),
             Self::Dissemination(s) => s.poll(t),
         }
     }

@@ -47,11 +47,18 @@ mod binomial;
 mod blocks;
 mod bruck;
 mod chain;
+mod cube;
 mod direct;
 mod doubling;
 mod exchange;
+mod halving;
 mod post;
+mod prefix;
+mod prefix_chain;
+mod rabenseifner;
 mod ring;
+mod star;
+mod tree;
 mod waves;
 
 use std::task::Poll;
@@ -70,7 +77,13 @@ pub use chain::Chain;
 pub use direct::Direct;
 pub use doubling::RecursiveDoubling;
 pub use exchange::Exchange;
+pub use halving::Halving;
+pub use prefix::PrefixDoubling;
+pub use prefix_chain::PrefixChain;
+pub use rabenseifner::Rabenseifner;
 pub use ring::Ring;
+pub use star::Star;
+pub use tree::Tree;
 
 /// Which buffer of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -205,9 +218,13 @@ impl Shape {
         self.segment_of(self.bytes)
     }
 
+    const fn wanted_segment(&self) -> usize {
+        if self.segment == 0 { Self::SEGMENT } else { self.segment }
+    }
+
     /// The segment into which a transfer of so many bytes, a multiple of `unit`, is cut.
     fn segment_of(&self, bytes: usize) -> usize {
-        let wanted = if self.segment == 0 { Self::SEGMENT } else { self.segment };
+        let wanted = self.wanted_segment();
         let unit = self.unit.max(1);
         // A ring exchanges less than 2 · size messages per segment between two ranks, others less than 64.
         let most = (1 << 16).min((1 << 31) / self.size.max(1)).max(1);
