@@ -45,10 +45,12 @@ mod any;
 mod barrier;
 mod binomial;
 mod blocks;
+mod bruck;
 mod chain;
 mod cube;
 mod direct;
 mod doubling;
+mod exchange;
 mod halving;
 mod post;
 mod prefix;
@@ -70,9 +72,11 @@ pub use any::AnySchedule;
 pub use barrier::Dissemination;
 pub use binomial::Binomial;
 pub use blocks::Blocks;
+pub use bruck::Bruck;
 pub use chain::Chain;
 pub use direct::Direct;
 pub use doubling::RecursiveDoubling;
+pub use exchange::Exchange;
 pub use halving::Halving;
 pub use prefix::PrefixDoubling;
 pub use prefix_chain::PrefixChain;
@@ -249,7 +253,8 @@ impl Shape {
                 "{bytes} bytes on rank {rank} are not a multiple of the reducer's unit of {unit} bytes"
             )));
         }
-        // Eight: no schedule has more than eight segments per rank in its scratch.
+        // Eight: no schedule has more than eight segments per rank in its scratch (Bruck's all_to_all may, but
+        // of a small size).
         match bytes.max(unit).checked_mul(size).and_then(|b| b.checked_mul(8)) {
             Some(all) if all <= isize::MAX as usize => Ok(()),
             _ => Err(Error::invalid(format!("{bytes} bytes on each of {size} ranks exceed the address space"))),
@@ -272,7 +277,12 @@ impl Shape {
     }
 
     fn cut(&self) -> Cut {
-        Cut { bytes: self.bytes, segment: self.effective_segment() }
+        self.cut_of(self.bytes)
+    }
+
+    /// How a transfer of so many bytes, a multiple of `unit`, is cut.
+    fn cut_of(&self, bytes: usize) -> Cut {
+        Cut { bytes, segment: self.segment_of(bytes) }
     }
 }
 
