@@ -38,6 +38,35 @@ pub(super) struct Bit(pub(super) bool);
 #[derive(Clone, Copy)]
 pub(super) struct Bf(pub(super) u16);
 
+/// Two neighbouring bfloat16s. As an `f32`, the upper needs but a mask and the lower a shift, so that nothing has to be
+/// unpacked. Which of them is first in memory does not matter.
+#[derive(Clone, Copy)]
+pub(super) struct Bf2(u32);
+
+impl Bf2 {
+    #[inline(always)]
+    pub(super) fn halves(self) -> (Bf, Bf) {
+        (Bf((self.0 >> 16) as u16), Bf(self.0 as u16))
+    }
+
+    #[inline(always)]
+    pub(super) fn of(upper: Bf, lower: Bf) -> Self {
+        Self(u32::from(upper.0) << 16 | u32::from(lower.0))
+    }
+
+    #[inline(always)]
+    pub(super) fn wide(self) -> (f32, f32) {
+        (f32::from_bits(self.0 & 0xffff_0000), f32::from_bits(self.0 << 16))
+    }
+
+    /// Rounds two numbers that are not NaN.
+    #[inline(always)]
+    pub(super) fn rounded(upper: f32, lower: f32) -> Self {
+        let nearest = |x: f32| x.to_bits().wrapping_add(0x7fff + (x.to_bits() >> 16 & 1));
+        Self(nearest(upper) & 0xffff_0000 | nearest(lower) >> 16)
+    }
+}
+
 /// An IEEE half.
 #[derive(Clone, Copy)]
 pub(super) struct Hf(pub(super) u16);
@@ -80,6 +109,7 @@ macro_rules! wrapped {
     )*};
 }
 wrapped!(u16: [] Bf, [] Hf);
+wrapped!(u32: [] Bf2);
 wrapped!(u8: [const M: u32, const B: u32, const X: u32, const I: u32] F8<M, B, X, I>);
 
 /// The NaN of an invalid operation (∞ − ∞, 0 · ∞).

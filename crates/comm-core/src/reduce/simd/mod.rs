@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::kernels::{self, Op, zip};
+use super::kernels::{self, Op};
 use super::lanes::Lane;
 use crate::dtype::DType;
 use crate::op::ReduceOp;
@@ -121,6 +121,11 @@ impl Kernel {
         Self(none)
     }
 
+    /// Code that needs no instructions beyond the target's.
+    pub(super) fn portable(f: fn(&mut [u8], &[u8])) -> Self {
+        Self(f)
+    }
+
     pub(super) fn run(self, acc: &mut [u8], x: &[u8]) {
         // SAFETY: a function in a `Kernel` is safe but for the instructions it needs, and this module chose it by a
         // `Level`, which has been detected.
@@ -138,8 +143,10 @@ impl fmt::Debug for Kernel {
 pub(super) fn versioned<T: Lane, O: Op<T>>(level: Level) -> Kernel {
     match level.0 {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        Isa::Avx2 | Isa::Avx512 => Kernel(x86::zip_avx2::<T, O>),
-        _ => Kernel(zip::<T, O>),
+        Isa::Avx512 => Kernel(x86::zip_avx512::<T, O>),
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        Isa::Avx2 => Kernel(x86::zip_avx2::<T, O>),
+        _ => kernels::portable::<T, O>(),
     }
 }
 

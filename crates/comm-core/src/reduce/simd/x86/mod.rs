@@ -8,9 +8,13 @@ use std::arch::asm;
 use std::arch::x86_64::*;
 
 use super::super::kernels::{self, Op, Prod, Sum, zip};
-use super::super::lanes::{Bf, Hf, Lane};
+use super::super::lanes::{Bf, E4, E5, Hf, Lane};
 use crate::dtype::DType;
 use crate::op::ReduceOp;
+
+mod f8;
+
+use f8::{f8_avx2, f8_avx512};
 
 type Fold = unsafe fn(&mut [u8], &[u8]);
 
@@ -26,6 +30,10 @@ pub(super) fn avx2(op: ReduceOp, dtype: DType) -> Option<Fold> {
         (DType::Bf16, true) => bf16_avx2::<Prod, true>,
         (DType::F16, false) => f16_avx2::<Sum, false>,
         (DType::F16, true) => f16_avx2::<Prod, true>,
+        (DType::E4M3, false) => f8_avx2::<E4, Sum, false>,
+        (DType::E4M3, true) => f8_avx2::<E4, Prod, true>,
+        (DType::E5M2, false) => f8_avx2::<E5, Sum, false>,
+        (DType::E5M2, true) => f8_avx2::<E5, Prod, true>,
         _ => return None,
     })
 }
@@ -38,6 +46,10 @@ pub(super) fn avx512(op: ReduceOp, dtype: DType) -> Option<Fold> {
         (DType::Bf16, true) => bf16_avx512::<Prod, true>,
         (DType::F16, false) => f16_avx512::<Sum, false>,
         (DType::F16, true) => f16_avx512::<Prod, true>,
+        (DType::E4M3, false) => f8_avx512::<E4, Sum, false>,
+        (DType::E4M3, true) => f8_avx512::<E4, Prod, true>,
+        (DType::E5M2, false) => f8_avx512::<E5, Sum, false>,
+        (DType::E5M2, true) => f8_avx512::<E5, Prod, true>,
         _ => return None,
     })
 }
@@ -54,6 +66,12 @@ fn product(op: ReduceOp) -> Option<bool> {
 /// The portable loop, which the compiler vectorises for AVX2 here.
 #[target_feature(enable = "avx2")]
 pub(super) fn zip_avx2<T: Lane, O: Op<T>>(acc: &mut [u8], x: &[u8]) {
+    zip::<T, O>(acc, x);
+}
+
+/// As [`zip_avx2`], for AVX-512.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2")]
+pub(super) fn zip_avx512<T: Lane, O: Op<T>>(acc: &mut [u8], x: &[u8]) {
     zip::<T, O>(acc, x);
 }
 
