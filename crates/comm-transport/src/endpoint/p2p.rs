@@ -302,4 +302,44 @@ impl State {
         }
         ranks
     }
+
+    /// The messages of an operation that wait for their counterparts, in words.
+    pub(crate) fn unmatched(&self, op: OpId) -> Vec<String> {
+        const SHOWN: usize = 8;
+        let Some(group) = self.group(self.ops[op.index as usize].group) else { return Vec::new() };
+        let text = |rank: usize, key: &Key, desc: &OpDesc| {
+            let way = if desc.operation == Operation::Send { "to" } else { "from" };
+            format!("{desc} {way} rank {rank} (tag {}, message {})", key.step, key.seq)
+        };
+        let mut all = Vec::new();
+        for (p, peer) in self.peers.iter().enumerate() {
+            let Some(rank) = group.rank_of(p) else { continue };
+            let waiting = peer
+                .posted
+                .iter()
+                .filter(|x| x.op == op)
+                .map(|x| (x.key, x.desc))
+                .chain(peer.tx.items_of(op).map(|i| (i.key, i.desc)));
+            all.extend(waiting.map(|(key, desc)| text(rank, &key, &desc)));
+        }
+        let own = self.own_sends.iter().filter(|s| s.op == op);
+        all.extend(own.map(|s| text(group.rank, &s.key, &s.desc)));
+        if all.len() > SHOWN {
+            let more = format!("and {} more", all.len() - SHOWN);
+            all.truncate(SHOWN);
+            all.push(more);
+        }
+        all
+    }
+
+    /// A message that came and that nobody received.
+    pub(super) fn leftover(&self, g: usize) -> Option<(usize, Key, OpDesc)> {
+        let come = self.peers.iter().enumerate().find_map(|(p, peer)| {
+            // One that is only announced belongs to a call that has ended with an error.
+            let mut data = peer.unexpected.iter().filter(|u| u.key.group == g && u.key.kind == P2P);
+            data.next().map(|u| (p, u.key, u.desc))
+        });
+        let own = self.own_sends.iter().find(|s| s.key.group == g).map(|s| (self.rank, s.key, s.desc));
+        come.or(own)
+    }
 }
