@@ -3,7 +3,7 @@
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Duration;
 
-use comm_core::{IntoBuf, IntoBufMut, RawBuf, RawBufMut, Result};
+use comm_core::{Device, IntoBuf, IntoBufMut, RawBuf, RawBufMut, Result, StreamOrdered};
 
 use crate::kind::{Item, Kind};
 use crate::value::mix;
@@ -14,7 +14,7 @@ pub(crate) fn sentinel(kind: Kind, i: usize) -> u128 {
     kind.canonical(u128::from(h) << 64 | u128::from(!h))
 }
 
-/// A buffer between two guard zones.
+/// A buffer between two guard zones. Its element type is `kind`; `T` has the same size.
 #[derive(Debug)]
 pub(crate) struct Guarded<T: Item> {
     mem: Vec<T>,
@@ -45,7 +45,19 @@ impl<T: Item> Guarded<T> {
         self.guard
     }
 
-    fn len(&self) -> usize {
+    /// The elements.
+    pub(crate) fn slice(&self) -> &[T] {
+        &self.mem[self.guard..self.guard + self.len()]
+    }
+
+    /// The elements, for writing.
+    pub(crate) fn slice_mut(&mut self) -> &mut [T] {
+        let end = self.guard + self.len();
+        &mut self.mem[self.guard..end]
+    }
+
+    /// The number of elements.
+    pub(crate) fn len(&self) -> usize {
         self.mem.len() - 2 * self.guard
     }
 
@@ -74,19 +86,44 @@ impl<T: Item> Drop for Guarded<T> {
     }
 }
 
-// SAFETY: the range lies in a `Vec` that nobody changes while `self` is held and that does not move its elements.
+// SAFETY: the range lies in a `Vec` that nobody changes while `self` is held and that does not move its elements; a `T` is
+// as large as an element of `kind` and has no padding. Where `kind` is `bool`, what is written are bytes.
 unsafe impl<T: Item> IntoBuf for Guarded<T> {
     type Elem = T;
     fn buf(&self) -> Result<RawBuf> {
-        (&self.mem[self.guard..self.guard + self.len()]).buf()
+        let mem = self.slice();
+        Ok(RawBuf::new(mem.as_ptr().cast(), size_of_val(mem), self.kind.dtype(), Device::CPU))
     }
 }
 
 // SAFETY: as above; `&mut self` gives exclusive access to the elements.
 unsafe impl<T: Item> IntoBufMut for Guarded<T> {
     fn buf_mut(&mut self) -> Result<RawBufMut> {
-        let end = self.guard + self.len();
-        (&mut self.mem[self.guard..end]).buf_mut()
+        let (kind, mem) = (self.kind, self.slice_mut());
+        Ok(RawBufMut::new(mem.as_mut_ptr().cast(), size_of_val(mem), kind.dtype(), Device::CPU))
+    }
+}
+
+/// A borrowed buffer.
+macro_rules! borrowed {
+    ($($t:ty),*) => {$(
+        // SAFETY: that of the buffer itself, which stays borrowed.
+        unsafe impl<T: Item> IntoBuf for $t {
+            type Elem = T;
+            fn buf(&self) -> Result<RawBuf> {
+                Guarded::buf(self)
+            }
+        }
+        // SAFETY: host memory; synchronous calls on the CPU finish before they return.
+        unsafe impl<T: Item> StreamOrdered for $t {}
+    )*};
+}
+borrowed!(&Guarded<T>, &mut Guarded<T>);
+
+// SAFETY: as above; the borrow is exclusive.
+unsafe impl<T: Item> IntoBufMut for &mut Guarded<T> {
+    fn buf_mut(&mut self) -> Result<RawBufMut> {
+        Guarded::buf_mut(self)
     }
 }
 
@@ -118,17 +155,16 @@ pub(crate) struct Tether<T> {
 }
 
 impl<T: Item> Lend for Guarded<T> {
-    type Ref<'a> = &'a [T];
-    type Mut<'a> = &'a mut [T];
+    type Ref<'a> = &'a Self;
+    type Mut<'a> = &'a mut Self;
     type Home = Tether<T>;
 
-    fn lend(&self) -> &[T] {
-        &self.mem[self.guard..self.guard + self.len()]
+    fn lend(&self) -> &Self {
+        self
     }
 
-    fn lend_mut(&mut self) -> &mut [T] {
-        let end = self.guard + self.len();
-        &mut self.mem[self.guard..end]
+    fn lend_mut(&mut self) -> &mut Self {
+        self
     }
 
     fn tether(&mut self) -> Tether<T> {
@@ -165,6 +201,28 @@ impl<T: Item> Lend for Vec<Guarded<T>> {
     }
 }
 
+impl<A: Lend, B: Lend> Lend for (A, B) {
+    type Ref<'a> = (A::Ref<'a>, B::Ref<'a>);
+    type Mut<'a> = (A::Mut<'a>, B::Mut<'a>);
+    type Home = (A::Home, B::Home);
+
+    fn lend(&self) -> Self::Ref<'_> {
+        (self.0.lend(), self.1.lend())
+    }
+
+    fn lend_mut(&mut self) -> Self::Mut<'_> {
+        (self.0.lend_mut(), self.1.lend_mut())
+    }
+
+    fn tether(&mut self) -> Self::Home {
+        (self.0.tether(), self.1.tether())
+    }
+
+    fn fetch((a, b): Self::Home, timeout: Duration) -> Option<Self> {
+        Some((A::fetch(a, timeout)?, B::fetch(b, timeout)?))
+    }
+}
+
 impl<B: Lend> Lend for Option<B> {
     type Ref<'a> = Option<B::Ref<'a>>;
     type Mut<'a> = Option<B::Mut<'a>>;
@@ -197,7 +255,7 @@ mod tests {
     #[test]
     fn guards_tell_where_was_written() {
         let mut g = Guarded::<u16>::new(Kind::U16, 4, 3, |i| i as u128);
-        assert_eq!((g.lend(), g.spilled()), (&[0u16, 1, 2][..], None));
+        assert_eq!((g.slice(), g.spilled()), (&[0u16, 1, 2][..], None));
         g.mem[7] ^= 1;
         assert_eq!(g.spilled().unwrap(), "1 element(s) after the buffer's end");
         g.mem[2] ^= 1;
@@ -210,7 +268,7 @@ mod tests {
         let home = list.tether();
         let t = std::thread::spawn(move || drop(list));
         let back = Vec::<Guarded<u8>>::fetch(home, Duration::from_secs(5)).unwrap();
-        assert_eq!(back[0].lend(), [0, 1]);
+        assert_eq!(back[0].slice(), [0, 1]);
         t.join().unwrap();
         let (_to, from) = channel::<Vec<u8>>();
         let never = Tether { from, guard: 0, kind: Kind::U8 };

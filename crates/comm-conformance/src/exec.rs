@@ -7,12 +7,12 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::{Duration, Instant};
 
-use comm_core::{CallOptions, Communicator, Error, Fnv, Operation, Result, With};
+use comm_core::{CallOptions, Communicator, Error, Fnv, Operation, Result, With, Work};
 
 use crate::buffer::{Guarded, Lend, sentinel};
 use crate::case::{CallCase, Form, Place};
 use crate::expect::show;
-use crate::kind::{Item, Kind, with_type};
+use crate::kind::{Item, Kind, with_carrier, with_type};
 use crate::layout::{Block, Layout, Source, layout};
 use crate::oper::{Erased, reducer};
 use crate::value::{PERIOD, Values};
@@ -45,7 +45,7 @@ pub(crate) trait Readable {
 
 impl<T: Item> Readable for Guarded<T> {
     fn len(&self) -> usize {
-        self.lend().len()
+        Self::len(self)
     }
 
     fn bits(&self, i: usize) -> u128 {
@@ -102,20 +102,24 @@ impl<'a> Ctx<'a> {
         }
     }
 
+    #[inline(never)]
     pub(crate) fn one<T: Item>(&self, blocks: Option<&[Block]>) -> Guarded<T> {
         let (blocks, guard, kind) = (blocks.unwrap_or_default(), self.guard(), self.case.kind);
         let len = blocks.iter().map(|b| b.len).sum();
         Guarded::new(kind, guard, len, self.initial(blocks, move |i| sentinel(kind, guard + i)))
     }
 
+    #[inline(never)]
     pub(crate) fn many<T: Item>(&self, blocks: Option<&[Block]>) -> Vec<Guarded<T>> {
         blocks.unwrap_or_default().iter().map(|b| self.one(Some(std::slice::from_ref(b)))).collect()
     }
 
+    #[inline(never)]
     fn maybe_one<T: Item>(&self, blocks: Option<&[Block]>) -> Option<Guarded<T>> {
         blocks.map(|b| self.one(Some(b)))
     }
 
+    #[inline(never)]
     fn maybe_many<T: Item>(&self, blocks: Option<&[Block]>) -> Option<Vec<Guarded<T>>> {
         blocks.map(|b| self.many(Some(b)))
     }
@@ -126,6 +130,27 @@ impl<'a> Ctx<'a> {
         made.map(Erased).ok_or_else(|| Error::invalid("the suite made a case with an operator that is not legal"))
     }
 
+    /// If the handle is going to be dropped: the way on which the buffers come back.
+    #[inline(never)]
+    pub(crate) fn tether<B: Lend>(&self, buffers: &mut B) -> Option<B::Home> {
+        (self.case.form == Form::Dropped).then(|| buffers.tether())
+    }
+
+    /// Brings an asynchronous call to its end in the way that the form asks for.
+    #[inline(never)]
+    pub(crate) fn settle<B: Lend>(&self, work: Work<B>, home: Option<B::Home>) -> Result<B> {
+        match home {
+            Some(home) => {
+                drop(work);
+                // Comes after it on every rank, and shows that the communicator goes on.
+                self.comm.with(CallOptions::new().timeout(self.timeout)).barrier()?;
+                self.fetch(home)
+            }
+            None if self.case.form == Form::Future => block_on(work, self.timeout),
+            None => work.wait(),
+        }
+    }
+
     /// Waits until an operation whose handle was dropped has let go of its buffers.
     pub(crate) fn fetch<B: Lend>(&self, home: B::Home) -> Result<B> {
         B::fetch(home, self.timeout).ok_or_else(|| {
@@ -134,6 +159,7 @@ impl<'a> Ctx<'a> {
     }
 
     /// Looks at a side's buffers: one that has all blocks, or one per block.
+    #[inline(never)]
     pub(crate) fn check<R: Readable>(&self, what: &str, buffers: &[R], blocks: Option<&[Block]>, seen: &mut Seen) {
         let blocks = blocks.unwrap_or_default();
         let mut hash = Fnv::default();
@@ -231,23 +257,13 @@ macro_rules! call {
     ($x:ident, $m:ident, $am:ident, [$($mode:ident $b:ident),+] $(, $a:expr)*) => {{
         #[allow(unused_mut, unused_parens)]
         match $x.case.form {
-            Form::Async => {
-                let ($($b),+) = $x.with().$am($($b),+ $(, $a)*)?.wait()?;
-                ($($b,)+)
-            }
-            Form::Future => {
+            Form::Async | Form::Future | Form::Dropped => {
+                let mut buffers = ($($b),+);
+                let home = $x.tether(&mut buffers);
+                let ($($b),+) = buffers;
                 let work = $x.with().$am($($b),+ $(, $a)*)?;
-                let ($($b),+) = $crate::exec::block_on(work, $x.timeout)?;
+                let ($($b),+) = $x.settle(work, home)?;
                 ($($b,)+)
-            }
-            Form::Dropped => {
-                $(let mut $b = $b;)+
-                let homes = ($($b.tether(),)+);
-                drop($x.with().$am($($b),+ $(, $a)*)?);
-                // Comes after it on every rank, and shows that the communicator goes on.
-                $x.comm.with(CallOptions::new().timeout($x.timeout)).barrier()?;
-                let ($($b,)+) = homes;
-                ($($x.fetch($b)?,)+)
             }
             Form::Scoped => {
                 $(let mut $b = $b;)+
@@ -297,15 +313,16 @@ pub(crate) fn run(x: &Ctx<'_>) -> Result<Seen> {
         return crate::dynamic::run(x);
     }
     match x.case.op {
-        Operation::Send | Operation::Recv | Operation::Batch => {
-            with_type!(x.case.kind, T => crate::messages::run::<T>(x))
+        Operation::Batch => with_type!(x.case.kind, T => crate::messages::batch::<T>(x)),
+        Operation::Send | Operation::Recv => {
+            with_carrier!(x.case.kind, T => crate::messages::run::<T>(x))
         }
-        op if crate::case::reduces(op) => with_type!(x.case.kind, T => reductions::<T>(x)),
-        // Only these are moved as such.
-        _ => with_type!(x.case.kind, T => movements::<T>(x)),
+        op if crate::case::reduces(op) => with_carrier!(x.case.kind, T => reductions::<T>(x)),
+        _ => with_carrier!(x.case.kind, T => movements::<T>(x)),
     }
 }
 
+#[inline(never)]
 fn looked_at<T: Item>(x: &Ctx<'_>, l: &Layout, (i, o): (Vec<Guarded<T>>, Vec<Guarded<T>>)) -> Seen {
     let mut seen = Seen::default();
     x.check("input", &i, l.input.as_deref(), &mut seen);

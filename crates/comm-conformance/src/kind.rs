@@ -3,7 +3,6 @@
 //! Everything that is generated, predicted and compared is the bits of one element in a `u128`, so that only the calls
 //! themselves are generic over the element type.
 
-use comm_core::op::Loc;
 use comm_core::{DType, E4M3, E5M2, Pod, bf16, f16};
 
 /// Three bytes: a struct of the user's whose size is no power of two.
@@ -28,6 +27,13 @@ pub(crate) struct Affine {
     pub(crate) b: u32,
 }
 
+/// Stands for any element of 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wide([u64; 2]);
+
+// SAFETY: plain numbers; no padding, every bit pattern is valid.
+unsafe impl Pod for Wide {}
 // SAFETY: bytes; no padding, every bit pattern is valid.
 unsafe impl Pod for Rgb {}
 // SAFETY: 4 + 2 + 2 bytes without padding (the largest alignment is 4), every bit pattern is valid.
@@ -79,15 +85,7 @@ items! {
         |x| u128::from(x.0[0]) | u128::from(x.0[1]) << 8 | u128::from(x.0[2]) << 16;
     Record: |b| Self { a: b as u32, b: (b >> 32) as u16, c: [(b >> 48) as u8, (b >> 56) as u8] },
         |x| u128::from(x.a) | u128::from(x.b) << 32 | u128::from(x.c[0]) << 48 | u128::from(x.c[1]) << 56;
-    Affine: |b| Self { a: b as u32, b: (b >> 32) as u32 }, |x| u128::from(x.a) | u128::from(x.b) << 32;
-    Loc<f32, u32>: |b| Self { value: f32::from_bits(b as u32), index: (b >> 32) as u32 },
-        |x| u128::from(x.value.to_bits()) | u128::from(x.index) << 32;
-    Loc<i32, u32>: |b| Self { value: b as i32, index: (b >> 32) as u32 },
-        |x| u128::from(x.value as u32) | u128::from(x.index) << 32;
-    Loc<f64, u64>: |b| Self { value: f64::from_bits(b as u64), index: (b >> 64) as u64 },
-        |x| u128::from(x.value.to_bits()) | u128::from(x.index) << 64;
-    Loc<i64, u64>: |b| Self { value: b as i64, index: (b >> 64) as u64 },
-        |x| u128::from(x.value as u64) | u128::from(x.index) << 64;
+    Wide: |b| Self([b as u64, (b >> 64) as u64]), |x| u128::from(x.0[0]) | u128::from(x.0[1]) << 64;
 }
 
 /// Layout of a binary float.
@@ -288,44 +286,44 @@ impl Kind {
     }
 }
 
-/// Evaluates an expression with `$T` as the Rust type of a [`Kind`].
+/// Evaluates an expression with `$T` as the Rust type of a [`Kind`] that is moved.
 macro_rules! with_type {
-    ($kind:expr, $T:ident => $body:expr) => {{
-        macro_rules! arm {
-            ($t:ty) => {{
+    ($kind:expr, $T:ident => $body:expr) => {
+        $crate::kind::with_type!(@ $kind, $T => $body;
+            Bool: bool, I8: i8, U8: u8, I16: i16, U16: u16, I32: i32, U32: u32, I64: i64, U64: u64,
+            F16: comm_core::f16, Bf16: comm_core::bf16, F32: f32, F64: f64,
+            E4M3: comm_core::E4M3, E5M2: comm_core::E5M2, Rgb: $crate::kind::Rgb, Record: $crate::kind::Record)
+    };
+    (@ $kind:expr, $T:ident => $body:expr; $($k:ident: $t:ty),*) => {
+        match $kind {
+            $($crate::kind::Kind::$k => {
                 type $T = $t;
                 $body
-            }};
+            })*
+            other => Err(comm_core::Error::invalid(format!("the suite does not move {}", other.name()))),
         }
-        use comm_core::op::Loc;
-        use $crate::kind::{Affine, Kind, Record, Rgb};
-        match $kind {
-            Kind::Bool => arm!(bool),
-            Kind::I8 => arm!(i8),
-            Kind::U8 => arm!(u8),
-            Kind::I16 => arm!(i16),
-            Kind::U16 => arm!(u16),
-            Kind::I32 => arm!(i32),
-            Kind::U32 => arm!(u32),
-            Kind::I64 => arm!(i64),
-            Kind::U64 => arm!(u64),
-            Kind::F16 => arm!(comm_core::f16),
-            Kind::Bf16 => arm!(comm_core::bf16),
-            Kind::F32 => arm!(f32),
-            Kind::F64 => arm!(f64),
-            Kind::E4M3 => arm!(comm_core::E4M3),
-            Kind::E5M2 => arm!(comm_core::E5M2),
-            Kind::Rgb => arm!(Rgb),
-            Kind::Record => arm!(Record),
-            Kind::Affine => arm!(Affine),
-            Kind::LocF32 => arm!(Loc<f32, u32>),
-            Kind::LocI32 => arm!(Loc<i32, u32>),
-            Kind::LocF64 => arm!(Loc<f64, u64>),
-            Kind::LocI64 => arm!(Loc<i64, u64>),
-        }
-    }};
+    };
 }
 pub(crate) use with_type;
+
+/// Evaluates an expression with `$T` as a type of the size of a [`Kind`]: buffers tell their element type at run time (see
+/// [`Guarded`](crate::buffer::Guarded)), so that the calls need not be compiled for each of them.
+macro_rules! with_carrier {
+    ($kind:expr, $T:ident => $body:expr) => {
+        $crate::kind::with_carrier!(@ $kind, $T => $body;
+            1: u8, 2: u16, 3: $crate::kind::Rgb, 4: u32, 8: u64, 16: $crate::kind::Wide)
+    };
+    (@ $kind:expr, $T:ident => $body:expr; $($size:literal: $t:ty),*) => {
+        match $kind.size() {
+            $($size => {
+                type $T = $t;
+                $body
+            })*
+            other => Err(comm_core::Error::invalid(format!("the suite has no elements of {other} bytes"))),
+        }
+    };
+}
+pub(crate) use with_carrier;
 
 #[cfg(test)]
 mod tests {
@@ -334,12 +332,15 @@ mod tests {
     #[test]
     fn bits_go_there_and_back() {
         let raw = 0x0123_4567_89ab_cdef_fedc_ba98_7654_3210u128;
-        let all = Kind::MOVED.into_iter().chain([Kind::Affine, Kind::LocF32, Kind::LocI32, Kind::LocF64, Kind::LocI64]);
-        for kind in all {
+        for kind in Kind::MOVED {
             let bits = kind.canonical(raw);
-            let (back, size) = with_type!(kind, T => (<T as Item>::from_bits(bits).to_bits(), size_of::<T>()));
-            assert_eq!(back, bits, "{kind:?}");
-            assert_eq!(size, kind.size(), "{kind:?}");
+            let typed = with_type!(kind, T => Ok((Item::to_bits(<T as Item>::from_bits(bits)), size_of::<T>())));
+            assert_eq!(typed.unwrap(), (bits, kind.size()), "{kind:?}");
+        }
+        for kind in Kind::MOVED.into_iter().chain([Kind::Affine, Kind::LocF32, Kind::LocF64]) {
+            let bits = kind.canonical(raw);
+            let there = with_carrier!(kind, T => Ok((Item::to_bits(<T as Item>::from_bits(bits)), size_of::<T>())));
+            assert_eq!(there.unwrap(), (bits, kind.size()), "{kind:?}");
         }
     }
 

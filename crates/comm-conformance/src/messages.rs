@@ -17,11 +17,8 @@ const SKEW: Duration = Duration::from_millis(4);
 /// The tags of the two messages that a batch sends to each rank.
 const TAGS: [u32; 2] = [0, 5];
 
-/// Runs a case of sends, receives or batches.
+/// Runs a case of sends or receives.
 pub(crate) fn run<T: Item>(x: &Ctx<'_>) -> Result<Seen> {
-    if x.case.op == Operation::Batch {
-        return batch::<T>(x);
-    }
     let (n, me, root) = (x.comm.size(), x.comm.rank(), x.case.root);
     let (dst, src) = ((me + root) % n, (me + n - root % n) % n);
     let l = layout(x.case, n, me);
@@ -43,7 +40,7 @@ pub(crate) fn run<T: Item>(x: &Ctx<'_>) -> Result<Seen> {
 }
 
 /// Two messages from every rank to every rank, itself included.
-fn batch<T: Item>(x: &Ctx<'_>) -> Result<Seen> {
+pub(crate) fn batch<T: Item>(x: &Ctx<'_>) -> Result<Seen> {
     let (n, me) = (x.comm.size(), x.comm.rank());
     let l = layout(x.case, n, me);
     let (mut i, mut o): (Vec<Guarded<T>>, Vec<Guarded<T>>) = (x.many(l.input.as_deref()), x.many(l.output.as_deref()));
@@ -55,8 +52,8 @@ fn batch<T: Item>(x: &Ctx<'_>) -> Result<Seen> {
         .collect();
     match x.case.form {
         Form::Sync | Form::Dynamic | Form::Scoped => {
-            let mut outs: Vec<Option<&mut [T]>> = o.iter_mut().map(|b| Some(b.lend_mut())).collect();
-            let ins: Vec<&[T]> = i.iter().map(Lend::lend).collect();
+            let mut outs: Vec<Option<&mut [T]>> = o.iter_mut().map(|b| Some(b.slice_mut())).collect();
+            let ins: Vec<&[T]> = i.iter().map(Guarded::slice).collect();
             macro_rules! fill {
                 ($b:ident) => {
                     for sends in [sends_first, !sends_first] {

@@ -111,14 +111,14 @@ impl Values {
     fn whole(&self, oper: Oper, i: usize, h: u64) -> u128 {
         let bits = u128::from(mix(h)) << 64 | u128::from(h);
         match (oper, self.kind) {
-            // Ties, and now and then a NaN.
+            // Ties, and now and then a NaN. Its payload is the same on all ranks: which of two survives is not defined.
             (Oper::MinLoc | Oper::MaxLoc, kind) => {
                 let wide = matches!(kind, Kind::LocF64 | Kind::LocI64);
                 let value = (h % 4) as i64 - 2;
                 let nan = i % 5 == 1 && h >> 8 & 1 == 1;
                 let value = match kind {
-                    Kind::LocF32 if nan => 0x7fc0_0000 | u128::from(h >> 40 & 0xff),
-                    Kind::LocF64 if nan => 0x7ff8_0000_0000_0000 | u128::from(h >> 40 & 0xff),
+                    Kind::LocF32 if nan => 0x7fc0_0000 | i as u128 & 0xff,
+                    Kind::LocF64 if nan => 0x7ff8_0000_0000_0000 | i as u128 & 0xff,
                     Kind::LocF32 => u128::from((value as f32).to_bits()),
                     Kind::LocF64 => u128::from((value as f64).to_bits()),
                     Kind::LocI32 => u128::from(value as i32 as u32),
