@@ -6,6 +6,7 @@ pub mod blocks;
 pub mod ends;
 pub mod mismatch;
 pub mod p2p;
+pub mod pairwise;
 pub mod refused;
 
 use std::collections::BTreeMap;
