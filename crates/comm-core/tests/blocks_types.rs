@@ -5,7 +5,9 @@ mod common;
 
 use std::time::Duration;
 
-use comm_core::{CallOptions, Communicator, DType, DynBuf, DynBufMut, Error, ErrorKind, OpQuery, Operation, Pod, ReduceOp, op};
+use comm_core::{
+    CallOptions, Communicator, DType, DynBuf, DynBufMut, Error, ErrorKind, OpQuery, Operation, Pod, ReduceOp, op,
+};
 use common::mock::Mock;
 use common::{world, world_on};
 
@@ -87,8 +89,11 @@ fn counts_of_users_types_are_values() {
         assert_eq!(z, y);
 
         // Bytes that three ranks could share, but values that they cannot.
-        for e in [c.all_to_all_in_place(&mut y[..4]), c.gather_in_place(&mut y[..4], me), c.scatter_in_place(&mut y[..4], me)]
-        {
+        for e in [
+            c.all_to_all_in_place(&mut y[..4]),
+            c.gather_in_place(&mut y[..4], me),
+            c.scatter_in_place(&mut y[..4], me),
+        ] {
             let e = e.unwrap_err();
             assert!(e.to_string().contains("4 elements") && e.to_string().contains("pad it to 6"), "{e}");
         }
@@ -104,7 +109,9 @@ fn operators_on_users_types() {
         let me = c.rank();
         let newest = op::custom(
             |a: &mut [Item], b: &[Item]| {
-                a.iter_mut().zip(b).for_each(|(a, b)| *a = Item { id: a.id * 10 + b.id, weight: a.weight + b.weight, ..*b });
+                a.iter_mut()
+                    .zip(b)
+                    .for_each(|(a, b)| *a = Item { id: a.id * 10 + b.id, weight: a.weight + b.weight, ..*b });
             },
             false,
         );
@@ -357,8 +364,10 @@ fn dynamic_calls() {
         assert_eq!(values(&y), [[1], [2]][me]);
         c.exscan_dyn(write(&mut y), ReduceOp::Max).unwrap();
         assert_eq!(values(&y), [1]);
-        c.scan_into_dyn(read(&pair), write(&mut vec![0; 4]), ReduceOp::BXor).unwrap();
         let mut z = bytes(&[-1, -1]);
+        c.scan_into_dyn(read(&pair), write(&mut z), ReduceOp::BXor).unwrap();
+        assert_eq!(values(&z), [[1, 10], [3, 30]][me]);
+        z = bytes(&[-1, -1]);
         c.exscan_into_dyn(read(&pair), write(&mut z), ReduceOp::Sum).unwrap();
         assert_eq!(values(&z), [[-1, -1], [1, 10]][me]);
 
@@ -366,10 +375,11 @@ fn dynamic_calls() {
         assert_eq!(values(&z), [2 - r, 10 * (2 - r)]);
 
         // Types must agree within a call, and operators must be defined on them.
-        let e = c.all_to_all_dyn(read(&x), DynBufMut::new(&mut vec![0; 8], DType::U16).unwrap()).unwrap_err();
+        let e = c.all_to_all_dyn(read(&x), DynBufMut::new(&mut [0; 8], DType::U16).unwrap()).unwrap_err();
         assert!(e.to_string().contains("input is i16 but output is u16"), "{e}");
         let counts = [1, 1];
-        let e = c.all_gather_v_dyn(read(&x[..2]), DynBufMut::new(&mut [0; 4], DType::U16).unwrap(), &counts).unwrap_err();
+        let e =
+            c.all_gather_v_dyn(read(&x[..2]), DynBufMut::new(&mut [0; 4], DType::U16).unwrap(), &counts).unwrap_err();
         assert!(e.to_string().contains("input is i16 but output is u16"), "{e}");
         let float = DynBufMut::new(&mut z, DType::F16).unwrap();
         let e = c.scan_dyn(float, ReduceOp::BAnd).unwrap_err();

@@ -3,8 +3,8 @@
 mod common;
 
 use comm_core::{
-    DType, Device, DynBuf, DynBufMut, Error, ErrorKind, IntoBuf, IntoBufMut, Pod, RawBuf, RawBufMut,
-    ReduceOp, Result, op,
+    DType, Device, DynBuf, DynBufMut, Error, ErrorKind, IntoBuf, IntoBufMut, Pod, RawBuf, RawBufMut, ReduceOp, Result,
+    op,
 };
 use common::mock::Mock;
 use common::{Raw, refused, world};

@@ -103,8 +103,12 @@ macro_rules! with_counts {
             ("gather_v", |c| c.gather_v_in_place(&mut list(1, c.size())[0], &$counts(c.size()), 0)),
             ("scatter_v", |c| c.scatter_v(Some(&list(1, c.size())[0]), &mut vec![0u32], &$counts(c.size()), 0)),
             ("scatter_v", |c| c.scatter_v_in_place(&mut list(1, c.size())[0], &$counts(c.size()), 0)),
-            ("reduce_scatter_v", |c| c.reduce_scatter_v(&list(1, c.size())[0], &mut [0u32], &$counts(c.size()), op::Sum)),
-            ("reduce_scatter_v", |c| c.reduce_scatter_v_in_place(&mut list(1, c.size())[0], &$counts(c.size()), op::Sum)),
+            ("reduce_scatter_v", |c| {
+                c.reduce_scatter_v(&list(1, c.size())[0], &mut [0u32], &$counts(c.size()), op::Sum)
+            }),
+            ("reduce_scatter_v", |c| {
+                c.reduce_scatter_v_in_place(&mut list(1, c.size())[0], &$counts(c.size()), op::Sum)
+            }),
             ("all_to_all_v", |c| {
                 let (x, ones) = (vec![0u32; c.size()], vec![1; c.size()]);
                 c.all_to_all_v(&x, &mut x.clone(), &$counts(c.size()), &ones)
@@ -503,7 +507,10 @@ fn a_refused_sendrecv_takes_no_number() {
                 (c.sendrecv_async(vec![0u8], vec![0u8], peer, 5).map(drop), "source 5 is out of range"),
                 (c.scope(|s| s.sendrecv(vec![0u8], vec![0u8], 9, peer).map(drop)), "destination 9 is out of range"),
                 (c.sendrecv(Raw::of(&mut m, 0, 2), Raw::of(&mut m, 1, 2), peer, peer), "overlap"),
-                (c.sendrecv(Raw::of(&mut m, 0, 1), Raw::of(&mut m, 1, 1).on(Device::cuda(Some(0))), peer, peer), "cuda"),
+                (
+                    c.sendrecv(Raw::of(&mut m, 0, 1), Raw::of(&mut m, 1, 1).on(Device::cuda(Some(0))), peer, peer),
+                    "cuda",
+                ),
                 (c.with(comm_core::CallOptions::new().hint("chunks", "1")).sendrecv(&[0u8], &mut [0u8], 1, 1), "chunk"),
             ] {
                 let e = e.unwrap_err();
