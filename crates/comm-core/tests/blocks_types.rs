@@ -143,6 +143,19 @@ fn operators_on_users_types() {
 }
 
 #[test]
+fn an_operator_that_panics_fails_the_call_and_no_more() {
+    world(2, |c| {
+        let bad = op::custom(|_: &mut [u32], b: &[u32]| assert_eq!(b[0], 99, "no such value"), true);
+        let input = vec![vec![1u32; 2], vec![2; 3]];
+        let (bufs, r) = c.reduce_scatter_v_list_async(input, vec![0; c.rank() + 2], bad).unwrap().into_parts();
+        let e = r.unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::Aborted { .. }) && e.to_string().contains("no such value"), "{e}");
+        assert_eq!(bufs.unwrap().0[1], [2; 3]);
+        assert!(c.is_failed() && c.barrier().is_err());
+    });
+}
+
+#[test]
 fn factors_and_averages_of_prefixes_and_blocks() {
     for form in 0..3 {
         world(4, move |c| {

@@ -260,7 +260,7 @@ fn lengths(even: bool) -> impl Strategy<Value = (usize, Vec<usize>, Vec<usize>)>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 8000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn calls_are_refused_or_lawful(
