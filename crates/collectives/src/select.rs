@@ -82,6 +82,8 @@ algorithms! {
     ScatterVDirect = ScatterV, "direct", true;
     /// Everybody sends each block to its owner.
     ReduceScatterDirect = ReduceScatter, "direct", true;
+    /// Exchanges of half of the blocks that are left.
+    ReduceScatterHalving = ReduceScatter, "halving", true;
     /// Partial sums travel round a ring.
     ReduceScatterRing = ReduceScatter, "ring", false;
     /// Everybody sends each block to its owner.
@@ -198,6 +200,7 @@ const TCP: &[Rule] = &[
     Rule::new(Algorithm::ScatterDirect, ANY, ANY),
     Rule::new(Algorithm::ScatterVDirect, ANY, ANY),
     Rule::new(Algorithm::ReduceScatterDirect, ANY, 8),
+    Rule::new(Algorithm::ReduceScatterHalving, 4 << 10, ANY),
     Rule::new(Algorithm::ReduceScatterRing, ANY, ANY),
     Rule::new(Algorithm::ReduceScatterDirect, ANY, ANY),
     Rule::new(Algorithm::ReduceScatterVDirect, ANY, 8),
@@ -368,6 +371,7 @@ mod tests {
             assert_eq!(pick(op, 4 * KIB + 1, 9), "ring");
         }
         assert_eq!(pick(Operation::AllGather, 4 * KIB, 9), "bruck");
+        assert_eq!(pick(Operation::ReduceScatter, 4 * KIB, 9), "halving");
         for op in [Operation::Gather, Operation::Scatter] {
             assert_eq!(pick(op, 8, 8), "direct");
             assert_eq!(pick(op, 4 * KIB, 9), "binomial");

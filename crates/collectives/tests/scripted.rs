@@ -1,13 +1,12 @@
 //! One rank alone against a scripted transport: what it posts and when, what it allocates, and that
 //! errors come out.
 
-mod common;
-
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::Arc;
 use std::task::Poll;
 
-use collectives::{Algorithm, AnySchedule, Request, Schedule, Shape, Span, Token, Transport};
+use collectives::{Algorithm, AnySchedule, Blocks, Request, Schedule, Shape, Span, Token, Transport};
 use comm_core::{Error, ErrorKind, PeerCause, Result};
 
 /// Counts this thread's allocations.
@@ -102,7 +101,7 @@ fn make(algorithm: Algorithm, shape: Shape) -> (AnySchedule, Script) {
 
 #[test]
 fn up_to_16_ranks_nothing_is_allocated() {
-    for algorithm in common::algorithms() {
+    for &algorithm in Algorithm::ALL {
         for rank in 0..16 {
             for in_place in [false, true] {
                 let shape = Shape { rank, size: 16, bytes: 1024, unit: 8, in_place, segment: 0 };
@@ -117,6 +116,27 @@ fn up_to_16_ranks_nothing_is_allocated() {
             }
         }
     }
+    // Lists of lengths are shared, not copied.
+    let lens: Arc<[usize]> = (0..16).map(|r| r % 3 * 64).collect();
+    let rank = 4;
+    let own = lens[rank];
+    for (algorithm, blocks) in [
+        (Algorithm::AllGatherVDirect, Blocks::Uneven(Arc::clone(&lens))),
+        (Algorithm::AllGatherVRing, Blocks::Uneven(Arc::clone(&lens))),
+        (Algorithm::ReduceScatterVDirect, Blocks::Uneven(Arc::clone(&lens))),
+        (Algorithm::ReduceScatterVRing, Blocks::Uneven(Arc::clone(&lens))),
+        (Algorithm::AllToAllVDirect, Blocks::Pairs { send: [own; 16].into(), recv: Arc::clone(&lens) }),
+        (Algorithm::AllToAllVPairwise, Blocks::Pairs { send: [own; 16].into(), recv: Arc::clone(&lens) }),
+    ] {
+        let shape = Shape { rank, size: 16, bytes: 0, unit: 8, in_place: false, segment: 0 };
+        let mut t = Script::new(shape);
+        t.arrived = usize::MAX;
+        let request = Request { shape, root: 0, blocks };
+        let before = ALLOCATIONS.get();
+        let result = AnySchedule::new(algorithm, &request).unwrap().poll(&mut t);
+        assert_eq!(ALLOCATIONS.get(), before, "{algorithm}");
+        assert!(matches!(result, Poll::Ready(Ok(()))) && !t.sends.is_empty(), "{algorithm}");
+    }
     let before = ALLOCATIONS.get();
     drop(std::hint::black_box(Box::new(1)));
     assert!(ALLOCATIONS.get() > before, "the counter counts");
@@ -124,7 +144,7 @@ fn up_to_16_ranks_nothing_is_allocated() {
 
 #[test]
 fn a_failing_transport_fails_the_operation_at_every_point() {
-    for algorithm in common::algorithms() {
+    for &algorithm in Algorithm::ALL {
         for rank in [0, 1, 4] {
             let shape = Shape { rank, size: 5, bytes: 256, unit: 8, in_place: false, segment: 64 };
             let posts = {

@@ -86,6 +86,8 @@ pub enum ErrorKind {
         elapsed: Duration,
         /// Ranks that are not known to have arrived at this call; empty when all had.
         missing: Vec<usize>,
+        /// Messages of a point-to-point call that had found no counterpart, in words.
+        unmatched: Vec<String>,
     },
     /// A peer is gone. The communicator has failed.
     PeerFailed {
@@ -236,7 +238,7 @@ impl fmt::Display for ErrorKind {
                 }
             }
             Self::PeerRefused { rank, reason } => write!(f, "rank {rank} refused the call: {reason}"),
-            Self::Timeout { phase, elapsed, missing } => {
+            Self::Timeout { phase, elapsed, missing, unmatched } => {
                 write!(
                     f,
                     "timed out after {elapsed:.3?} ({})",
@@ -246,11 +248,12 @@ impl fmt::Display for ErrorKind {
                     }
                 )?;
                 if missing.is_empty() {
-                    f.write_str("; every rank had arrived")
+                    f.write_str("; every rank had arrived")?;
                 } else {
                     f.write_str("; not arrived: ")?;
-                    ranks(f, missing)
+                    ranks(f, missing)?;
                 }
+                if unmatched.is_empty() { Ok(()) } else { write!(f, "; without counterpart: {}", unmatched.join(", ")) }
             }
             Self::PeerFailed { rank, cause } => write!(f, "rank {rank} failed: {cause}"),
             Self::Corrupt { rank: Some(r), what } => write!(f, "corrupt data from rank {r}: {what}"),

@@ -526,6 +526,7 @@ impl CommInner {
                     phase: Phase::Running,
                     elapsed: self.clock().now().since(core.numbers.called),
                     missing: Vec::new(),
+                    unmatched: Vec::new(),
                 }));
             }
         }

@@ -48,8 +48,13 @@ fn deadline_after(timeout: Duration) -> Instant {
 
 /// The error of a store call that waited too long.
 fn timed_out(op: &str, started: Instant) -> Error {
-    Error::new(ErrorKind::Timeout { phase: Phase::Running, elapsed: started.elapsed(), missing: Vec::new() })
-        .with_context(|| in_call(op))
+    Error::new(ErrorKind::Timeout {
+        phase: Phase::Running,
+        elapsed: started.elapsed(),
+        missing: Vec::new(),
+        unmatched: Vec::new(),
+    })
+    .with_context(|| in_call(op))
 }
 
 /// The context of an error in a store call. The key belongs into it: a timeout that does not say

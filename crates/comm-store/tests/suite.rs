@@ -132,7 +132,7 @@ fn timeouts_say_what_and_leave_the_store_usable(s: Arc<dyn Store>) {
             ("store get('", s.get("missing", Duration::ZERO).unwrap_err()),
         ] {
             match e.kind() {
-                ErrorKind::Timeout { phase: Phase::Running, elapsed, missing } => {
+                ErrorKind::Timeout { phase: Phase::Running, elapsed, missing, .. } => {
                     assert!(missing.is_empty() && *elapsed < LONG);
                 }
                 other => panic!("{other:?}"),

@@ -5,7 +5,8 @@ use std::task::Poll;
 use comm_core::Result;
 
 use super::{
-    AllGatherDirect, Binomial, Chain, Direct, Dissemination, RecursiveDoubling, Request, Ring, Schedule, Transport,
+    AllGatherDirect, Binomial, Bruck, Chain, Direct, Dissemination, Exchange, Halving, PrefixChain, PrefixDoubling,
+    Rabenseifner, RecursiveDoubling, Request, Ring, Schedule, Star, Transport, Tree,
 };
 use crate::select::Algorithm;
 
@@ -18,6 +19,10 @@ pub enum AnySchedule {
     Direct(Direct),
     /// Exchanges at doubling distances.
     RecursiveDoubling(RecursiveDoubling),
+    /// Recursive halving, then recursive doubling.
+    Rabenseifner(Rabenseifner),
+    /// Recursive halving of all blocks.
+    Halving(Halving),
     /// Pipelined ring.
     Ring(Ring),
     /// Binomial tree.
@@ -26,6 +31,18 @@ pub enum AnySchedule {
     Chain(Chain),
     /// Every shard to everybody at once.
     AllGatherDirect(AllGatherDirect),
+    /// Rounds at doubling distances through scratch.
+    Bruck(Bruck),
+    /// Exchanges of every pair.
+    Exchange(Exchange),
+    /// The root with each of the others.
+    Star(Star),
+    /// Binomial tree for blocks.
+    Tree(Tree),
+    /// Sums of the ranks below, at doubling distances.
+    PrefixDoubling(PrefixDoubling),
+    /// Sums of the ranks below, along a pipelined chain.
+    PrefixChain(PrefixChain),
     /// The barrier.
     Dissemination(Dissemination),
 }
@@ -40,21 +57,50 @@ impl AnySchedule {
     pub fn new(algorithm: Algorithm, request: &Request) -> Result<Self> {
         request.check(algorithm)?;
         let Request { shape, root, .. } = *request;
+        let exchange = |pairwise| {
+            let (send, recv) = request.layouts();
+            Self::Exchange(Exchange::uneven(shape, send, recv, pairwise))
+        };
         Ok(match algorithm {
             Algorithm::AllReduceDirect => Self::Direct(Direct::all_reduce(shape)),
             Algorithm::AllReduceRecursiveDoubling => Self::RecursiveDoubling(RecursiveDoubling::all_reduce(shape)),
+            Algorithm::AllReduceRabenseifner => Self::Rabenseifner(Rabenseifner::all_reduce(shape)),
             Algorithm::AllReduceRing => Self::Ring(Ring::all_reduce(shape)),
             Algorithm::ReduceBinomial => Self::Binomial(Binomial::reduce(shape, root)),
             Algorithm::ReduceChain => Self::Chain(Chain::reduce(shape, root)),
             Algorithm::ReduceOrdered => Self::Direct(Direct::reduce(shape, root)),
             Algorithm::BroadcastBinomial => Self::Binomial(Binomial::broadcast(shape, root)),
             Algorithm::BroadcastChain => Self::Chain(Chain::broadcast(shape, root)),
-            Algorithm::AllGatherDirect => Self::AllGatherDirect(AllGatherDirect::new(shape)),
-            Algorithm::AllGatherRing => Self::Ring(Ring::all_gather(shape)),
-            Algorithm::ReduceScatterDirect => Self::Direct(Direct::reduce_scatter(shape)),
-            Algorithm::ReduceScatterRing => Self::Ring(Ring::reduce_scatter(shape)),
+            Algorithm::AllGatherDirect | Algorithm::AllGatherVDirect => {
+                Self::AllGatherDirect(AllGatherDirect::new(shape, request.layout()))
+            }
+            Algorithm::AllGatherBruck => Self::Bruck(Bruck::all_gather(shape)),
+            Algorithm::AllGatherRing | Algorithm::AllGatherVRing => {
+                Self::Ring(Ring::all_gather(shape, request.layout()))
+            }
+            Algorithm::ReduceScatterDirect | Algorithm::ReduceScatterVDirect => {
+                Self::Direct(Direct::reduce_scatter(shape, request.layout()))
+            }
+            Algorithm::ReduceScatterRing | Algorithm::ReduceScatterVRing => {
+                Self::Ring(Ring::reduce_scatter(shape, request.layout()))
+            }
+            Algorithm::AllToAllDirect => Self::Exchange(Exchange::even(shape, false)),
+            Algorithm::AllToAllBruck => Self::Bruck(Bruck::all_to_all(shape)),
+            Algorithm::AllToAllPairwise => Self::Exchange(Exchange::even(shape, true)),
+            Algorithm::AllToAllVDirect => exchange(false),
+            Algorithm::AllToAllVPairwise => exchange(true),
+            Algorithm::GatherBinomial => Self::Tree(Tree::gather(shape, root)),
+            Algorithm::GatherDirect => Self::Star(Star::gather(request)),
+            Algorithm::GatherVDirect => Self::Star(Star::gather_v(request)),
+            Algorithm::ScatterBinomial => Self::Tree(Tree::scatter(shape, root)),
+            Algorithm::ScatterDirect => Self::Star(Star::scatter(request)),
+            Algorithm::ScatterVDirect => Self::Star(Star::scatter_v(request)),
+            Algorithm::ReduceScatterHalving => Self::Halving(Halving::reduce_scatter(shape)),
+            Algorithm::ScanRecursiveDoubling => Self::PrefixDoubling(PrefixDoubling::scan(shape)),
+            Algorithm::ScanChain => Self::PrefixChain(PrefixChain::scan(shape)),
+            Algorithm::ExscanRecursiveDoubling => Self::PrefixDoubling(PrefixDoubling::exscan(shape)),
+            Algorithm::ExscanChain => Self::PrefixChain(PrefixChain::exscan(shape)),
             Algorithm::BarrierDissemination => Self::Dissemination(Dissemination::barrier(shape)),
-            other => return Err(comm_core::Error::unsupported(other.to_string(), "this algorithm is not written yet")),
         })
     }
 
@@ -66,6 +112,14 @@ impl AnySchedule {
             Self::Binomial(s) => s,
             Self::Chain(s) => s,
             Self::AllGatherDirect(s) => s,
+            Self::Bruck(s) => s,
+            Self::Exchange(s) => s,
+            Self::Rabenseifner(s) => s,
+            Self::Halving(s) => s,
+            Self::Star(s) => s,
+            Self::Tree(s) => s,
+            Self::PrefixDoubling(s) => s,
+            Self::PrefixChain(s) => s,
             Self::Dissemination(s) => s,
         }
     }
@@ -80,6 +134,14 @@ impl Schedule for AnySchedule {
             Self::Binomial(s) => s.poll(t),
             Self::Chain(s) => s.poll(t),
             Self::AllGatherDirect(s) => s.poll(t),
+            Self::Bruck(s) => s.poll(t),
+            Self::Exchange(s) => s.poll(t),
+            Self::Rabenseifner(s) => s.poll(t),
+            Self::Halving(s) => s.poll(t),
+            Self::Star(s) => s.poll(t),
+            Self::Tree(s) => s.poll(t),
+            Self::PrefixDoubling(s) => s.poll(t),
+            Self::PrefixChain(s) => s.poll(t),
             Self::Dissemination(s) => s.poll(t),
         }
     }

@@ -57,7 +57,7 @@ impl Schedule for Binomial {
 
 /// The distances from the root of the parent and of the number of children of the rank at distance `d`.
 /// Child `i` is at distance `d + 2^i`.
-fn family(d: usize, n: usize) -> (Option<usize>, usize) {
+pub(super) fn family(d: usize, n: usize) -> (Option<usize>, usize) {
     // Below its lowest set bit a rank has a subtree; the root's ends where the world does.
     let limit = if d == 0 { n } else { (d & d.wrapping_neg()).min(n - d) };
     let children = limit.next_power_of_two().ilog2() as usize;

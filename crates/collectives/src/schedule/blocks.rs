@@ -77,13 +77,18 @@ fn check(lens: &[usize], shape: &Shape) -> Result<()> {
     }
 }
 
+/// Most ranks whose blocks a layout holds without allocating.
+const INLINE: usize = 16;
+
 /// Where the blocks of one buffer lie.
 #[derive(Clone, Debug)]
 pub(super) enum Layout {
     /// All of this length.
     Even(usize),
-    /// Where each begins, and where the last ends.
-    Uneven(Box<[usize]>),
+    /// Where each begins, and, from there on, where the last ends.
+    Few([usize; INLINE + 1]),
+    /// The same of more ranks.
+    Many(Box<[usize]>),
 }
 
 impl Layout {
@@ -93,14 +98,21 @@ impl Layout {
             end += len;
             end
         });
-        Self::Uneven(std::iter::once(0).chain(ends).collect())
+        if lens.len() > INLINE {
+            return Self::Many(std::iter::once(0).chain(ends).collect());
+        }
+        let mut few = [0; INLINE + 1];
+        few[1..].iter_mut().zip(ends).for_each(|(slot, end)| *slot = end);
+        few[lens.len()..].fill(end);
+        Self::Few(few)
     }
 
     /// Length of rank `r`'s block.
     pub(super) fn len(&self, r: usize) -> usize {
         match self {
             Self::Even(len) => *len,
-            Self::Uneven(starts) => starts[r + 1] - starts[r],
+            Self::Few(starts) => starts[r + 1] - starts[r],
+            Self::Many(starts) => starts[r + 1] - starts[r],
         }
     }
 
@@ -108,8 +120,26 @@ impl Layout {
     pub(super) fn offset(&self, r: usize) -> usize {
         match self {
             Self::Even(len) => r * len,
-            Self::Uneven(starts) => starts[r],
+            Self::Few(starts) => starts[r],
+            Self::Many(starts) => starts[r],
         }
+    }
+
+    /// Length of the longest block.
+    pub(super) fn longest(&self) -> usize {
+        let starts = match self {
+            Self::Even(len) => return *len,
+            Self::Few(starts) => &starts[..],
+            Self::Many(starts) => starts,
+        };
+        starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or(0)
+    }
+
+    /// What bytes `off..off + len` of rank `r`'s block are in the buffer, as offset and length; `None` where
+    /// the block has ended before.
+    pub(super) fn part(&self, r: usize, off: usize, len: usize) -> Option<(usize, usize)> {
+        let all = self.len(r);
+        if off < all { Some((self.offset(r) + off, len.min(all - off))) } else { None }
     }
 
     /// Rank `r`'s block of a buffer.
@@ -128,8 +158,6 @@ impl Request {
     }
 
     /// Where the blocks lie that an all_to_all sends, and those that it receives.
-    // Used by the schedules of all_to_all.
-    #[allow(dead_code)]
     pub(super) fn layouts(&self) -> (Layout, Layout) {
         match &self.blocks {
             Blocks::Pairs { send, recv } => (Layout::new(send), Layout::new(recv)),
@@ -152,6 +180,25 @@ mod tests {
         let spans: Vec<_> = (0..3).map(|r| (layout.offset(r), layout.len(r))).collect();
         assert_eq!(spans, [(0, 8), (8, 0), (8, 4)]);
         assert_eq!(layout.span(Buf::Output, 2), Span::new(Buf::Output, 8, 4));
+    }
+
+    #[test]
+    fn layouts_of_few_and_of_many_ranks_are_alike() {
+        for n in [1, 15, 16, 17, 40] {
+            let lens: Vec<usize> = (0..n).map(|i| i * 7 % 5).collect();
+            let layout = Layout::new(&lens);
+            assert_eq!(matches!(layout, Layout::Few(_)), n <= 16);
+            let mut end = 0;
+            for (r, &len) in lens.iter().enumerate() {
+                assert_eq!((layout.offset(r), layout.len(r)), (end, len), "{r} of {n}");
+                let parts: Vec<_> = (0..3).filter_map(|k| layout.part(r, 2 * k, 2)).collect();
+                assert_eq!(parts.iter().map(|p| p.1).sum::<usize>(), len);
+                assert!(parts.iter().enumerate().all(|(k, p)| p.0 == end + 2 * k && (1..=2).contains(&p.1)));
+                end += len;
+            }
+            assert_eq!(layout.longest(), lens.iter().copied().max().unwrap());
+        }
+        assert_eq!((Layout::Even(3).offset(2), Layout::Even(3).longest()), (6, 3));
     }
 
     #[test]

@@ -31,14 +31,14 @@ pub struct Chain {
 
 /// One direction: the number of segments posted, and of those that are done.
 #[derive(Debug, Default)]
-struct Flow {
-    posted: usize,
-    done: usize,
-    window: Window,
+pub(super) struct Flow {
+    pub(super) posted: usize,
+    pub(super) done: usize,
+    pub(super) window: Window,
 }
 
 impl Flow {
-    fn retire(&mut self, t: &dyn Transport) -> bool {
+    pub(super) fn retire(&mut self, t: &dyn Transport) -> bool {
         let done = self.window.retire(t);
         self.done += usize::from(done);
         done

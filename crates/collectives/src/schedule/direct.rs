@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use comm_core::Result;
 
+use super::blocks::Layout;
 use super::post::Tokens;
 use super::waves::{Piece, Plan, Waves};
 use super::{Buf, Schedule, Shape, Span, Token, Transport};
@@ -26,23 +27,24 @@ pub struct Direct {
 impl Direct {
     /// all_reduce: everybody sends everything to everybody and folds everything.
     pub(super) fn all_reduce(shape: Shape) -> Self {
-        Self::new(shape, Goal::All, "direct")
+        Self::new(shape, Goal::All, Layout::Even(shape.bytes), "direct")
     }
 
-    /// reduce_scatter: block `j` goes straight to rank `j`, which folds it.
+    /// reduce_scatter and reduce_scatter_v: block `j` goes straight to rank `j`, which folds it.
     ///
     /// In place, `Output` holds all blocks and the result replaces this rank's own; the other blocks stay as they are.
-    pub(super) fn reduce_scatter(shape: Shape) -> Self {
-        Self::new(shape, Goal::Blocks, "direct")
+    pub(super) fn reduce_scatter(shape: Shape, blocks: Layout) -> Self {
+        Self::new(shape, Goal::Blocks, blocks, "direct")
     }
 
     /// reduce: everybody sends to the root, which folds.
     pub(super) fn reduce(shape: Shape, root: usize) -> Self {
-        Self::new(shape, Goal::Root(root), "ordered")
+        Self::new(shape, Goal::Root(root), Layout::Even(shape.bytes), "ordered")
     }
 
-    fn new(shape: Shape, goal: Goal, name: &'static str) -> Self {
-        Self { waves: Waves::new(Exchange { shape, goal, segment: shape.effective_segment() }, shape.cut()), name }
+    fn new(shape: Shape, goal: Goal, blocks: Layout, name: &'static str) -> Self {
+        let cut = shape.cut_of(blocks.longest());
+        Self { waves: Waves::new(Exchange { shape, goal, blocks, segment: cut.segment }, cut), name }
     }
 }
 
@@ -76,6 +78,8 @@ enum Goal {
 struct Exchange {
     shape: Shape,
     goal: Goal,
+    /// Whose block is what part of the buffer, where ranks get different parts.
+    blocks: Layout,
     segment: usize,
 }
 
@@ -101,23 +105,27 @@ impl Exchange {
         self.shape.size - 1
     }
 
-    /// Where the contribution of rank `p` waits. Rank 0's needs no slot on others, and rank 1's none on
-    /// rank 0 (both go straight to the result), so these two may share one.
-    fn slot(&self, p: usize, at: Piece) -> Span {
+    /// Where the contribution of rank `p` to this rank's result waits. Rank 0's needs no slot on others, and
+    /// rank 1's none on rank 0 (both go straight to the result), so these two may share one.
+    fn slot(&self, p: usize, at: Piece, result: Span) -> Span {
         let i = at.lane * self.slots() + p.saturating_sub(1);
-        Span::new(Buf::Scratch, i * self.segment, at.len)
+        Span { buf: Buf::Scratch, off: i * self.segment, ..result }
     }
 
-    /// What this rank contributes to rank `p`'s result.
-    fn own(&self, p: usize, at: Piece) -> Span {
-        let block = if self.goal == Goal::Blocks { p * self.shape.bytes } else { 0 };
-        Span::new(self.shape.own(), block + at.off, at.len)
+    /// What this rank contributes to rank `p`'s result; `None` if that has no such segment.
+    fn own(&self, p: usize, at: Piece) -> Option<Span> {
+        let (off, len) = match self.goal {
+            Goal::All | Goal::Root(_) => (at.off, at.len),
+            Goal::Blocks => self.blocks.part(p, at.off, at.len)?,
+        };
+        Some(Span::new(self.shape.own(), off, len))
     }
 
-    fn result(&self, at: Piece) -> Span {
-        let whole = self.goal == Goal::Blocks && self.shape.in_place;
-        let block = if whole { self.shape.rank * self.shape.bytes } else { 0 };
-        Span::new(Buf::Output, block + at.off, at.len)
+    /// Where the result goes; `None` if this rank's has no such segment.
+    fn result(&self, at: Piece) -> Option<Span> {
+        let own = self.own(self.shape.rank, at)?;
+        // In place, it replaces the contribution; else a block is all that there is of the output.
+        Some(if self.shape.in_place { own } else { Span { buf: Buf::Output, off: at.off, ..own } })
     }
 
     /// Whether the result replaces what others are still being sent; then a copy is sent.
@@ -142,21 +150,21 @@ impl Plan for Exchange {
         lane.next = self.first();
         lane.finished = false;
         let copy = self.sends_copy();
-        if copy {
-            t.copy(self.slot(me, at), self.own(me, at));
+        let (own, dst) = (self.own(me, at), self.result(at));
+        if let (true, Some(own)) = (copy, own) {
+            t.copy(self.slot(me, at, own), own);
         }
         // Sends first, they are what others wait for; each rank starts at another peer.
         for p in (1..n).map(|d| (me + d) % n) {
             if matches!(self.goal, Goal::Root(r) if r != p) {
                 continue;
             }
-            let span = if copy { self.slot(me, at) } else { self.own(p, at) };
-            lane.sends.push(t.send(p, step, span)?);
+            if let Some(own) = self.own(p, at) {
+                let span = if copy { self.slot(me, at, own) } else { own };
+                lane.sends.push(t.send(p, step, span)?);
+            }
         }
-        if !self.folds() {
-            return Ok(());
-        }
-        let (own, dst) = (self.own(me, at), self.result(at));
+        let (true, Some(own), Some(dst)) = (self.folds(), own, dst) else { return Ok(()) };
         if n == 1 {
             if !in_place {
                 t.copy(dst, own);
@@ -164,14 +172,14 @@ impl Plan for Exchange {
             return Ok(());
         }
         if me > 0 && !copy {
-            t.copy(self.slot(me, at), own);
+            t.copy(self.slot(me, at, dst), own);
         }
         for p in self.first()..n {
             lane.recvs.push(match p {
                 _ if p == me => Token(0),
                 0 => t.recv(p, step, dst)?,
                 1 if me == 0 => t.recv_fold(p, step, dst, own)?,
-                _ => t.recv(p, step, self.slot(p, at))?,
+                _ => t.recv(p, step, self.slot(p, at, dst))?,
             });
         }
         Ok(())
@@ -180,9 +188,7 @@ impl Plan for Exchange {
     fn advance(&self, t: &mut dyn Transport, lane: &mut Lane, at: Piece) -> Result<bool> {
         let Shape { rank: me, size: n, .. } = self.shape;
         let sent = lane.sends.all_done(t);
-        if !self.folds() || lane.finished {
-            return Ok(sent);
-        }
+        let (true, false, Some(dst)) = (self.folds(), lane.finished, self.result(at)) else { return Ok(sent) };
         let first = self.first();
         while lane.next < n {
             let p = lane.next;
@@ -192,11 +198,11 @@ impl Plan for Exchange {
                 return Ok(false);
             }
             if p > first {
-                t.fold(self.result(at), self.slot(p, at));
+                t.fold(dst, self.slot(p, at, dst));
             }
             lane.next += 1;
         }
-        t.finish(self.result(at), n);
+        t.finish(dst, n);
         lane.finished = true;
         Ok(sent)
     }

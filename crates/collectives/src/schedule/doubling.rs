@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use comm_core::Result;
 
+use super::cube::Cube;
 use super::post::{AHEAD, Tokens};
 use super::waves::{Piece, Plan, Waves};
 use super::{Buf, Schedule, Shape, Span, Transport};
@@ -46,18 +47,7 @@ impl Schedule for RecursiveDoubling {
 struct Doubling {
     shape: Shape,
     segment: usize,
-    /// log2 of the largest power of two that is not above the world size.
-    rounds: usize,
-    /// Ranks above that power of two.
-    surplus: usize,
-}
-
-/// A rank's part.
-enum Role {
-    /// Gives its contribution to the right neighbour and gets the result from it.
-    Surplus,
-    /// Takes part in the rounds under this number.
-    Member(usize),
+    cube: Cube,
 }
 
 #[derive(Debug, Default)]
@@ -83,46 +73,28 @@ struct Combine {
 
 impl Doubling {
     fn new(shape: Shape) -> Self {
-        let rounds = shape.size.ilog2() as usize;
-        Self { shape, segment: shape.effective_segment(), rounds, surplus: shape.size - (1 << rounds) }
-    }
-
-    fn role(&self) -> Role {
-        let r = self.shape.rank;
-        if r >= 2 * self.surplus {
-            Role::Member(r - self.surplus)
-        } else if self.serves() {
-            Role::Member(r / 2)
-        } else {
-            Role::Surplus
-        }
-    }
-
-    /// Whether the left neighbour is a surplus rank that this one serves.
-    fn serves(&self) -> bool {
-        let r = self.shape.rank;
-        r < 2 * self.surplus && r % 2 == 1
+        Self { shape, segment: shape.effective_segment(), cube: Cube::new(shape) }
     }
 
     fn combines(&self) -> usize {
-        match self.role() {
-            Role::Surplus => 0,
-            Role::Member(_) => self.rounds + usize::from(self.serves()),
+        match self.cube.member() {
+            None => 0,
+            Some(_) => self.cube.rounds + usize::from(self.cube.serves()),
         }
     }
 
     fn step(&self, at: Piece, within: usize) -> u32 {
-        (at.index * (self.rounds + 2) + within) as u32
+        (at.index * (self.cube.rounds + 2) + within) as u32
     }
 
     fn combine(&self, member: usize, stage: usize, at: Piece) -> Combine {
-        let before = usize::from(self.serves());
+        let before = usize::from(self.cube.serves());
         if stage < before {
             return Combine { peer: self.shape.rank - 1, step: self.step(at, 0), lower: true, exchange: false };
         }
         let round = stage - before;
         let other = member ^ (1 << round);
-        let peer = if other < self.surplus { 2 * other + 1 } else { other + self.surplus };
+        let peer = self.cube.rank_of(other);
         Combine { peer, step: self.step(at, round + 1), lower: other < member, exchange: true }
     }
 
@@ -152,7 +124,7 @@ impl Plan for Doubling {
         lane.recvs.clear();
         (lane.stage, lane.posted, lane.finished) = (0, false, false);
         let (own, dst) = (self.own(at), Self::result(at));
-        let Role::Member(member) = self.role() else {
+        let Some(member) = self.cube.member() else {
             lane.sends.push(t.send(self.shape.rank + 1, self.step(at, 0), own)?);
             return Ok(());
         };
@@ -177,8 +149,8 @@ impl Plan for Doubling {
 
     fn advance(&self, t: &mut dyn Transport, lane: &mut Lane, at: Piece) -> Result<bool> {
         let dst = Self::result(at);
-        let after = self.step(at, self.rounds + 1);
-        let Role::Member(member) = self.role() else {
+        let after = self.step(at, self.cube.rounds + 1);
+        let Some(member) = self.cube.member() else {
             let neighbour = self.shape.rank + 1;
             // In place, the result must not arrive over the contribution before that is sent.
             if lane.stage == 0 && (lane.sends.all_done(t) || !self.shape.in_place) {
@@ -213,7 +185,7 @@ impl Plan for Doubling {
         if !lane.finished {
             t.finish(dst, self.shape.size);
             lane.finished = true;
-            if self.serves() {
+            if self.cube.serves() {
                 lane.sends.push(t.send(self.shape.rank - 1, after, dst)?);
             }
         }

@@ -45,11 +45,20 @@ mod any;
 mod barrier;
 mod binomial;
 mod blocks;
+mod bruck;
 mod chain;
+mod cube;
 mod direct;
 mod doubling;
+mod exchange;
+mod halving;
 mod post;
+mod prefix;
+mod prefix_chain;
+mod rabenseifner;
 mod ring;
+mod star;
+mod tree;
 mod waves;
 
 use std::task::Poll;
@@ -63,10 +72,18 @@ pub use any::AnySchedule;
 pub use barrier::Dissemination;
 pub use binomial::Binomial;
 pub use blocks::Blocks;
+pub use bruck::Bruck;
 pub use chain::Chain;
 pub use direct::Direct;
 pub use doubling::RecursiveDoubling;
+pub use exchange::Exchange;
+pub use halving::Halving;
+pub use prefix::PrefixDoubling;
+pub use prefix_chain::PrefixChain;
+pub use rabenseifner::Rabenseifner;
 pub use ring::Ring;
+pub use star::Star;
+pub use tree::Tree;
 
 /// Which buffer of the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,9 +218,13 @@ impl Shape {
         self.segment_of(self.bytes)
     }
 
+    const fn wanted_segment(&self) -> usize {
+        if self.segment == 0 { Self::SEGMENT } else { self.segment }
+    }
+
     /// The segment into which a transfer of so many bytes, a multiple of `unit`, is cut.
     fn segment_of(&self, bytes: usize) -> usize {
-        let wanted = if self.segment == 0 { Self::SEGMENT } else { self.segment };
+        let wanted = self.wanted_segment();
         let unit = self.unit.max(1);
         // A ring exchanges less than 2 · size messages per segment between two ranks, others less than 64.
         let most = (1 << 16).min((1 << 31) / self.size.max(1)).max(1);
@@ -232,7 +253,8 @@ impl Shape {
                 "{bytes} bytes on rank {rank} are not a multiple of the reducer's unit of {unit} bytes"
             )));
         }
-        // Eight: no schedule has more than eight segments per rank in its scratch.
+        // Eight: no schedule has more than eight segments per rank in its scratch (Bruck's all_to_all may, but
+        // of a small size).
         match bytes.max(unit).checked_mul(size).and_then(|b| b.checked_mul(8)) {
             Some(all) if all <= isize::MAX as usize => Ok(()),
             _ => Err(Error::invalid(format!("{bytes} bytes on each of {size} ranks exceed the address space"))),
@@ -255,7 +277,12 @@ impl Shape {
     }
 
     fn cut(&self) -> Cut {
-        Cut { bytes: self.bytes, segment: self.effective_segment() }
+        self.cut_of(self.bytes)
+    }
+
+    /// How a transfer of so many bytes, a multiple of `unit`, is cut.
+    fn cut_of(&self, bytes: usize) -> Cut {
+        Cut { bytes, segment: self.segment_of(bytes) }
     }
 }
 

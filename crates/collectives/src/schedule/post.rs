@@ -27,6 +27,15 @@ impl Tokens {
         self.len += 1;
     }
 
+    pub(super) const fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether another one would need the heap.
+    pub(super) const fn is_full(&self) -> bool {
+        self.len >= INLINE
+    }
+
     pub(super) fn clear(&mut self) {
         self.len = 0;
         self.spill.clear();

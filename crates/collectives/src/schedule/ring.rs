@@ -14,6 +14,7 @@ use std::task::Poll;
 
 use comm_core::Result;
 
+use super::blocks::Layout;
 use super::post::{AHEAD, Window};
 use super::{Buf, Schedule, Shape, Span, Transport};
 
@@ -31,7 +32,7 @@ enum Goal {
     AllGather,
 }
 
-/// The pipelined ring for all_reduce, reduce_scatter and all_gather.
+/// The pipelined ring for all_reduce, reduce_scatter and all_gather; for the latter two with uneven blocks too.
 ///
 /// Does not fold in rank order: for operators that commute. Each element is folded along one path and
 /// finished once, by one rank, before it is distributed, so all ranks get the same bits.
@@ -41,6 +42,8 @@ enum Goal {
 pub struct Ring {
     shape: Shape,
     goal: Goal,
+    /// The chunks of reduce_scatter and all_gather; an all_reduce makes its own, which differ by a unit at most.
+    blocks: Layout,
     segment: usize,
     steps: usize,
     slices: usize,
@@ -68,25 +71,26 @@ struct Flow {
 
 impl Ring {
     pub(super) fn all_reduce(shape: Shape) -> Self {
-        Self::new(shape, Goal::AllReduce)
+        Self::new(shape, Goal::AllReduce, Layout::Even(0))
     }
 
     /// In place, `Output` holds all blocks; the result is left in this rank's own, and arbitrary content in the others.
-    pub(super) fn reduce_scatter(shape: Shape) -> Self {
-        Self::new(shape, Goal::ReduceScatter)
+    pub(super) fn reduce_scatter(shape: Shape, blocks: Layout) -> Self {
+        Self::new(shape, Goal::ReduceScatter, blocks)
     }
 
-    pub(super) fn all_gather(shape: Shape) -> Self {
-        Self::new(shape, Goal::AllGather)
+    pub(super) fn all_gather(shape: Shape, blocks: Layout) -> Self {
+        Self::new(shape, Goal::AllGather, blocks)
     }
 
-    fn new(shape: Shape, goal: Goal) -> Self {
+    fn new(shape: Shape, goal: Goal, blocks: Layout) -> Self {
         let once = shape.size - 1;
         let flow = || Flow { next: (0, 0, 0), oldest: (0, 0, 0), posted: 0, window: Window::default() };
         let mut ring = Self {
             shape,
             goal,
-            segment: shape.effective_segment(),
+            blocks,
+            segment: 0,
             steps: if goal == Goal::AllReduce { 2 * once } else { once },
             slices: 0,
             recv: flow(),
@@ -96,8 +100,10 @@ impl Ring {
             freed: 0,
             started: false,
         };
-        // Chunk 0 is never shorter than another. With one rank there is nothing to exchange.
-        ring.slices = if once == 0 { 0 } else { ring.chunk(0).1.div_ceil(GROUP * ring.segment) };
+        let longest = ring.longest();
+        ring.segment = shape.segment_of(if goal == Goal::AllReduce { shape.bytes } else { longest });
+        // With one rank there is nothing to exchange.
+        ring.slices = if once == 0 { 0 } else { longest.div_ceil(GROUP * ring.segment) };
         (ring.send.next, ring.recv.next) = (ring.seek((0, 0, 0), 0), ring.seek((0, 0, 0), 1));
         (ring.send.oldest, ring.recv.oldest) = (ring.send.next, ring.recv.next);
         ring
@@ -111,7 +117,16 @@ impl Ring {
                 let (each, more) = (bytes / unit / size, bytes / unit % size);
                 (unit * (c * each + c.min(more)), unit * (each + usize::from(c < more)))
             }
-            Goal::ReduceScatter | Goal::AllGather => (c * bytes, bytes),
+            Goal::ReduceScatter | Goal::AllGather => (self.blocks.offset(c), self.blocks.len(c)),
+        }
+    }
+
+    /// The length of the longest chunk.
+    fn longest(&self) -> usize {
+        match self.goal {
+            // None is longer than the first.
+            Goal::AllReduce => self.chunk(0).1,
+            Goal::ReduceScatter | Goal::AllGather => self.blocks.longest(),
         }
     }
 
@@ -274,7 +289,11 @@ impl Ring {
 
     fn start(&mut self, t: &mut dyn Transport) {
         let Shape { rank, size, bytes, in_place, .. } = self.shape;
-        let block = if self.goal == Goal::AllGather { rank * bytes } else { 0 };
+        let (block, bytes) = match self.goal {
+            Goal::AllReduce => (0, bytes),
+            Goal::ReduceScatter => (0, self.blocks.len(rank)),
+            Goal::AllGather => (self.blocks.offset(rank), self.blocks.len(rank)),
+        };
         let dst = Span::new(Buf::Output, block, bytes);
         if bytes > 0 && !in_place && (size == 1 || self.goal == Goal::AllGather) {
             t.copy(dst, Span::new(Buf::Input, 0, bytes));
@@ -307,7 +326,7 @@ impl Schedule for Ring {
     fn scratch(&self) -> usize {
         // Two ranks relay nothing.
         let relays = self.goal == Goal::ReduceScatter && !self.shape.in_place && self.shape.size > 2;
-        if relays && self.shape.bytes > 0 { SLOTS * self.segment } else { 0 }
+        if relays && self.slices > 0 { SLOTS * self.segment } else { 0 }
     }
 
     fn name(&self) -> &'static str {

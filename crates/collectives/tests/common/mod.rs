@@ -2,7 +2,7 @@
 //! rule of the `Transport` contract checked.
 
 // Each test binary uses its own part of this.
-#![allow(dead_code, unreachable_pub, unused_imports)]
+#![allow(dead_code, unreachable_pub)]
 
 mod case;
 
@@ -10,43 +10,10 @@ use std::cell::Cell;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::task::Poll;
 
-use collectives::{Algorithm, AnySchedule, Buf, Schedule, Span, Token, Transport};
+use collectives::{AnySchedule, Buf, Schedule, Span, Token, Transport};
 use comm_core::{Reducer, Result};
 
 pub use case::{Case, Kind};
-
-/// Algorithms that have a name but no schedule yet.
-pub const PENDING: [&[Algorithm]; 2] = [
-    &[
-        Algorithm::AllReduceRabenseifner,
-        Algorithm::GatherBinomial,
-        Algorithm::GatherDirect,
-        Algorithm::GatherVDirect,
-        Algorithm::ScatterBinomial,
-        Algorithm::ScatterDirect,
-        Algorithm::ScatterVDirect,
-        Algorithm::ScanRecursiveDoubling,
-        Algorithm::ScanChain,
-        Algorithm::ExscanRecursiveDoubling,
-        Algorithm::ExscanChain,
-    ],
-    &[
-        Algorithm::AllGatherBruck,
-        Algorithm::AllGatherVDirect,
-        Algorithm::AllGatherVRing,
-        Algorithm::ReduceScatterVDirect,
-        Algorithm::ReduceScatterVRing,
-        Algorithm::AllToAllDirect,
-        Algorithm::AllToAllBruck,
-        Algorithm::AllToAllPairwise,
-        Algorithm::AllToAllVDirect,
-        Algorithm::AllToAllVPairwise,
-    ],
-];
-
-pub fn algorithms() -> impl Iterator<Item = Algorithm> {
-    Algorithm::ALL.iter().copied().filter(|a| !PENDING.iter().any(|p| p.contains(a)))
-}
 
 /// A small seeded generator.
 #[derive(Debug)]

@@ -113,7 +113,12 @@ impl Toy {
             }
             if self.world.changed.wait_until(s, start + timeout).timed_out() {
                 let elapsed = start.elapsed();
-                let e = Error::new(ErrorKind::Timeout { phase: Phase::Running, elapsed, missing: missing(s) });
+                let e = Error::new(ErrorKind::Timeout {
+                    phase: Phase::Running,
+                    elapsed,
+                    missing: missing(s),
+                    unmatched: Vec::new(),
+                });
                 s.failed = Some(e.clone());
                 self.world.changed.notify_all();
                 return Err(e);

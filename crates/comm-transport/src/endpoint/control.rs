@@ -83,6 +83,13 @@ impl State {
             return None;
         }
         let ended = others(&mut group.farewell.iter().copied());
+        let parted = group.parted;
+        // A message that nobody received is lost now, which its sender could not know.
+        if !parted && let Some((p, key, theirs)) = self.leftover(g) {
+            self.mismatch(g, p, key, theirs, Some(OpDesc::new(Operation::Finalize)));
+            return Some(Err(self.localized(g, None)));
+        }
+        let group = self.group_mut(g)?;
         if !std::mem::replace(&mut group.parted, true) {
             self.tell_end(g, 2);
         }

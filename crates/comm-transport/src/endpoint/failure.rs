@@ -317,12 +317,12 @@ impl State {
             }
             let g = s.group;
             let op = OpId { index: i as u32, life: s.life };
-            let missing = match s.seq {
-                Some(seq) => self.group(g).map(|g| g.missing(seq)).unwrap_or_default(),
-                None => self.partners(op),
+            let (missing, unmatched) = match s.seq {
+                Some(seq) => (self.group(g).map(|g| g.missing(seq)).unwrap_or_default(), Vec::new()),
+                None => (self.partners(op), self.unmatched(op)),
             };
             let s = &self.ops[i];
-            let kind = ErrorKind::Timeout { phase: Phase::Running, elapsed: now.since(s.started), missing };
+            let kind = ErrorKind::Timeout { phase: Phase::Running, elapsed: now.since(s.started), missing, unmatched };
             let name = self.group(g).map(|g| (Arc::clone(&g.name), g.rank, g.members.len()));
             let (desc, seq) = (s.desc, s.seq);
             let error = Error::new(kind).with_context(|| comm_core::Context {

@@ -323,7 +323,13 @@ impl Endpoint {
     }
 
     fn timeout(&self, start: Time, missing: Vec<usize>) -> Error {
-        ErrorKind::Timeout { phase: Phase::Running, elapsed: self.clock().now().since(start), missing }.into()
+        ErrorKind::Timeout {
+            phase: Phase::Running,
+            elapsed: self.clock().now().since(start),
+            missing,
+            unmatched: Vec::new(),
+        }
+        .into()
     }
 
     /// Collective end of a group: returns when all members have called it.

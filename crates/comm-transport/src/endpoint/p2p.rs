@@ -302,4 +302,44 @@ impl State {
         }
         ranks
     }
+
+    /// The messages of an operation that wait for their counterparts, in words.
+    pub(crate) fn unmatched(&self, op: OpId) -> Vec<String> {
+        const SHOWN: usize = 8;
+        let Some(group) = self.group(self.ops[op.index as usize].group) else { return Vec::new() };
+        let text = |rank: usize, key: &Key, desc: &OpDesc| {
+            let way = if desc.operation == Operation::Send { "to" } else { "from" };
+            format!("{desc} {way} rank {rank} (tag {}, message {})", key.step, key.seq)
+        };
+        let mut all = Vec::new();
+        for (p, peer) in self.peers.iter().enumerate() {
+            let Some(rank) = group.rank_of(p) else { continue };
+            let waiting = peer
+                .posted
+                .iter()
+                .filter(|x| x.op == op)
+                .map(|x| (x.key, x.desc))
+                .chain(peer.tx.items_of(op).map(|i| (i.key, i.desc)));
+            all.extend(waiting.map(|(key, desc)| text(rank, &key, &desc)));
+        }
+        let own = self.own_sends.iter().filter(|s| s.op == op);
+        all.extend(own.map(|s| text(group.rank, &s.key, &s.desc)));
+        if all.len() > SHOWN {
+            let more = format!("and {} more", all.len() - SHOWN);
+            all.truncate(SHOWN);
+            all.push(more);
+        }
+        all
+    }
+
+    /// A message that came and that nobody has received.
+    pub(super) fn leftover(&self, g: usize) -> Option<(usize, Key, OpDesc)> {
+        let come = self.peers.iter().enumerate().find_map(|(p, peer)| {
+            let data = peer.unexpected.iter().map(|u| (u.key, u.desc));
+            let all = data.chain(peer.announced.iter().map(|(key, desc, _)| (*key, *desc)));
+            all.into_iter().find(|(key, _)| key.group == g && key.kind == P2P).map(|(key, desc)| (p, key, desc))
+        });
+        let own = self.own_sends.iter().find(|s| s.key.group == g).map(|s| (self.rank, s.key, s.desc));
+        come.or(own)
+    }
 }

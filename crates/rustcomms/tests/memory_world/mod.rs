@@ -102,7 +102,12 @@ impl Table {
             let Some(left) = timeout.checked_sub(elapsed).filter(|d| !d.is_zero()) else {
                 let m = s.calls.get(&seq);
                 let missing = (0..self.size).filter(|r| m.is_some_and(|m| m.brought[*r].is_none())).collect();
-                return Err(Error::new(ErrorKind::Timeout { phase: Phase::Running, elapsed, missing }));
+                return Err(Error::new(ErrorKind::Timeout {
+                    phase: Phase::Running,
+                    elapsed,
+                    missing,
+                    unmatched: Vec::new(),
+                }));
             };
             s = self.changed.wait_timeout(s, left).unwrap_or_else(PoisonError::into_inner).0;
         }
