@@ -113,7 +113,10 @@ impl Board {
             }
             let elapsed = start.elapsed();
             if elapsed >= timeout {
-                break ErrorKind::Timeout { phase: Phase::Running, elapsed, missing }.into();
+                let message = matches!(about, About::Message { .. });
+                let unmatched =
+                    from.iter().filter(|_| message).map(|rank| format!("{ours} from rank {rank}")).collect();
+                break ErrorKind::Timeout { phase: Phase::Running, elapsed, missing, unmatched }.into();
             }
             self.changed.wait_for(&mut state, timeout - elapsed);
         };
