@@ -160,13 +160,26 @@ pub struct Rule {
     pub max_bytes: usize,
     /// Most ranks.
     pub max_ranks: usize,
+    /// Whether the number of ranks must be a power of two.
+    pub only_powers_of_two: bool,
 }
 
 impl Rule {
     /// A row.
     #[must_use]
     pub const fn new(algorithm: Algorithm, max_bytes: usize, max_ranks: usize) -> Self {
-        Self { algorithm, max_bytes, max_ranks }
+        Self { algorithm, max_bytes, max_ranks, only_powers_of_two: false }
+    }
+
+    /// The same row for worlds of a power of two of ranks only.
+    #[must_use]
+    pub const fn only_powers_of_two(mut self) -> Self {
+        self.only_powers_of_two = true;
+        self
+    }
+
+    const fn fits(&self, bytes: usize, n: usize) -> bool {
+        bytes <= self.max_bytes && n <= self.max_ranks && (n.is_power_of_two() || !self.only_powers_of_two)
     }
 }
 
@@ -178,6 +191,10 @@ const ANY: usize = usize::MAX;
 const TCP: &[Rule] = &[
     Rule::new(Algorithm::AllReduceDirect, 4 << 10, 8),
     Rule::new(Algorithm::AllReduceRecursiveDoubling, 32 << 10, ANY),
+    // In other worlds than of powers of two some ranks exchange the whole buffer in two more hops, which costs more
+    // than a ring's hops until there are many of those.
+    Rule::new(Algorithm::AllReduceRabenseifner, 512 << 10, ANY).only_powers_of_two(),
+    Rule::new(Algorithm::AllReduceRing, 512 << 10, 16),
     Rule::new(Algorithm::AllReduceRabenseifner, 512 << 10, ANY),
     Rule::new(Algorithm::AllReduceRing, ANY, ANY),
     Rule::new(Algorithm::AllReduceRabenseifner, ANY, ANY),
@@ -276,7 +293,7 @@ impl Table {
         }
         let fits = |r: &&Rule| {
             let a = r.algorithm;
-            a.operation() == op && a.allows(commutative) && bytes <= r.max_bytes && n <= r.max_ranks
+            a.operation() == op && a.allows(commutative) && r.fits(bytes, n)
         };
         self.rules.iter().find(fits).map(|r| r.algorithm).ok_or_else(|| no_schedule(op))
     }
@@ -309,6 +326,7 @@ impl fmt::Display for Table {
         writeln!(f, "{:<16}{:>12}{:>8}  {:<20}operators", "operation", "max bytes", "ranks", "algorithm")?;
         for r in self.rules() {
             let (bytes, ranks) = (limit(r.max_bytes, true), limit(r.max_ranks, false));
+            let ranks = if r.only_powers_of_two { format!("{ranks} 2^k") } else { ranks };
             let which = if r.algorithm.keeps_order() { "all" } else { "commutative" };
             let (op, name) = (r.algorithm.operation().name(), r.algorithm.name());
             writeln!(f, "{op:<16}{bytes:>12}{ranks:>8}  {name:<20}{which}")?;
@@ -361,7 +379,10 @@ mod tests {
         assert_eq!(pick(Operation::AllReduce, 32 * KIB, 2), "recursive_doubling");
         assert_eq!(pick(Operation::AllReduce, 32 * KIB + 1, 2), "rabenseifner");
         assert_eq!(pick(Operation::AllReduce, 512 * KIB, 2), "rabenseifner");
-        assert_eq!(pick(Operation::AllReduce, 512 * KIB + 1, 2), "ring");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB, 64), "rabenseifner");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB + 1, 64), "ring");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB, 15), "ring");
+        assert_eq!(pick(Operation::AllReduce, 512 * KIB, 17), "rabenseifner");
         assert_eq!(pick(Operation::Broadcast, 64 * KIB, 4), "binomial");
         assert_eq!(pick(Operation::Broadcast, 64 * KIB + 1, 4), "chain");
         assert_eq!(pick(Operation::Reduce, 64 * KIB, 4), "binomial");

@@ -48,7 +48,7 @@ pub use op::{Operator, ReduceOp};
 pub use options::{
     CORE_HINTS, CallOptions, CommOptions, DEFAULT_BOOTSTRAP_TIMEOUT, DEFAULT_TIMEOUT, HintSpec, check_hints,
 };
-pub use reduce::{Reducer, normalize_bools, panic_text};
+pub use reduce::{Reducer, normalize_bools, panic_text, simd_level};
 pub use registry::{Factory, built_backends, is_backend_built, new_comm, register_backend};
 pub use store::Store;
 pub use time::{Clock, Parker, RealClock, Time};

@@ -52,6 +52,18 @@ impl<X> Hold<X> {
         unsafe { (*self.0.get()).as_mut().map(f) }
     }
 
+    /// The value in place.
+    ///
+    /// # Safety
+    ///
+    /// The operation is complete, and nobody else accesses the cell while the reference lives.
+    // The caller borrows what it found the cell through mutably.
+    #[allow(clippy::mut_from_ref)]
+    pub(crate) unsafe fn get_mut(&self) -> Option<&mut X> {
+        // SAFETY: exclusive by the caller's promise.
+        unsafe { (*self.0.get()).as_mut() }
+    }
+
     /// Takes the value out.
     ///
     /// # Safety

@@ -350,6 +350,38 @@ fn batches_of_inline_buffers() {
 }
 
 #[test]
+fn a_batch_is_issued_again_with_other_contents_and_lengths() {
+    world(2, |c| {
+        let (me, peer) = (c.rank() as u64, 1 - c.rank());
+        let theirs = peer as u64;
+        let mut batch = c.batch_async();
+        let out = batch.send(vec![me; 4], peer).unwrap();
+        batch.tag(3);
+        batch.send([me + 10], peer).unwrap();
+        let tagged = batch.recv([0u64], peer).unwrap();
+        batch.tag(0);
+        let got = batch.recv(vec![9u64; 4], peer).unwrap();
+        let mut bufs = batch.issue().unwrap().wait().unwrap();
+        assert_eq!(bufs.get_mut(got).unwrap()[..], [theirs; 4]);
+        assert_eq!(bufs.get_mut(tagged), Some(&mut [theirs + 10]));
+        for round in 1..4 {
+            let len = 1000 * round;
+            *bufs.get_mut(out).unwrap() = vec![me + 100 * round as u64; len];
+            bufs.get_mut(got).unwrap().resize(len, 7);
+            let again = c.batch_again(bufs).unwrap();
+            let tags: Vec<_> = again.ops().iter().map(|o| (o.tag, o.count)).collect();
+            assert_eq!(tags, [(0, len), (3, 1), (3, 1), (0, len)]);
+            bufs = again.issue().unwrap().wait().unwrap();
+            assert_eq!(*bufs.get_mut(got).unwrap(), vec![theirs + 100 * round as u64; len]);
+            assert_eq!(bufs.get_mut(tagged), Some(&mut [theirs + 10]));
+        }
+        assert!(bufs.take(got).is_some());
+        let e = c.batch_again(bufs).unwrap_err();
+        assert!(e.to_string().contains("entry 3"), "{e}");
+    });
+}
+
+#[test]
 fn barrier() {
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
     static ARRIVED: [AtomicUsize; 12] = [const { AtomicUsize::new(0) }; 12];

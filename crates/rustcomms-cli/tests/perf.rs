@@ -196,14 +196,15 @@ fn every_type_and_operator() {
 fn algorithms_are_told_and_forced() {
     let (ended, rows) = report("all_reduce --ranks 2 -b 8 -e 256K -f 32768 -n 1");
     let names: Vec<_> = rows.iter().map(|r| r["algorithm"].as_str().unwrap()).collect();
-    assert_eq!(names, ["direct", "ring"]);
-    assert!(ended.out.contains("# algorithm: direct (8 B), ring (262144 B)\n"), "{}", ended.out);
+    assert_eq!(names, ["direct", "rabenseifner"]);
+    assert!(ended.out.contains("# algorithm: direct (8 B), rabenseifner (262144 B)\n"), "{}", ended.out);
     let (ended, rows) = report("all_reduce --ranks 3 -b 8 -e 64 -n 1 --algo ring");
     assert!(rows.iter().all(|r| r["algorithm"] == "ring" && r["in_place"]["wrong"] == 0));
     assert!(ended.out.contains("# algorithm: ring (8 to 32 B)\n"), "{}", ended.out);
     let ended = perf("all_reduce --ranks 3 -b 8 -e 8 --algo rnig");
     assert_eq!(ended.code, Some(1));
-    assert!(ended.err.contains("no algorithm 'rnig'; use one of direct, recursive_doubling, ring"), "{}", ended.err);
+    let names = "direct, recursive_doubling, rabenseifner, ring";
+    assert!(ended.err.contains(&format!("no algorithm 'rnig'; use one of {names}")), "{}", ended.err);
     assert!(ended.err.contains("rank 1 of 3"), "each rank says it: {}", ended.err);
 }
 

@@ -8,6 +8,7 @@ pub mod collectives;
 pub mod concurrent;
 pub mod futures;
 pub mod movement;
+pub mod torchcomms;
 pub mod values;
 
 use std::cell::Cell;

@@ -195,10 +195,30 @@ impl<X> Clone for BatchSlot<X> {
 }
 impl<X> Copy for BatchSlot<X> {}
 
-/// The buffers of an [`AsyncBatch`], given back by its work.
-// Each lies in a `Hold` of its own and not in a `Box`: the operation writes through pointers into it
-// while the list moves, and moving a `Box` claims exclusive access to what it points to.
-pub struct BatchBuffers(Vec<Option<Arc<dyn Any + Send + Sync>>>);
+/// One message of an [`AsyncBatch`] as it was added.
+struct Plan {
+    /// Lies in a `Hold` of its own and not in a `Box`: the operation writes through pointers into it while the list
+    /// moves, and moving a `Box` claims exclusive access to what it points to. `None` when it was taken.
+    hold: Option<Arc<dyn Any + Send + Sync>>,
+    /// Enters the buffer, whose place may be another than at the last issue, into a batch.
+    enter: fn(&mut Entries<'_>, &Arc<dyn Any + Send + Sync>, usize) -> Result<()>,
+    peer: usize,
+    tag: u32,
+}
+
+fn enter_with<X: Send + 'static>(
+    hold: &Arc<dyn Any + Send + Sync>,
+    f: impl FnOnce(&mut X) -> Result<()>,
+) -> Result<()> {
+    let hold = Arc::clone(hold).downcast::<Hold<X>>().map_err(|_| Error::invalid("a buffer of another type"))?;
+    // SAFETY: buffers are entered before the batch is issued, and those of an issued batch come back, with the work,
+    // when its messages are complete; `BatchBuffers` gives out no other reference while it is moved into a batch.
+    unsafe { hold.with(f) }.unwrap_or_else(|| Err(Error::invalid("a buffer of the batch is gone")))
+}
+
+/// The buffers of an [`AsyncBatch`], given back by its work. To send the same messages once more, fill them through
+/// [`get_mut`](Self::get_mut) and make a batch of them with [`Communicator::batch_again`](crate::Communicator::batch_again).
+pub struct BatchBuffers(Vec<Plan>);
 
 impl std::fmt::Debug for BatchBuffers {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -210,10 +230,19 @@ impl BatchBuffers {
     /// Takes a buffer out; `None` when it was taken before.
     pub fn take<X: Send + 'static>(&mut self, slot: BatchSlot<X>) -> Option<X> {
         // A slot of another batch takes nothing.
-        let hold = self.0.get_mut(slot.index)?.take_if(|h| h.is::<Hold<X>>())?.downcast::<Hold<X>>().ok()?;
+        let hold = self.0.get_mut(slot.index)?.hold.take_if(|h| h.is::<Hold<X>>())?.downcast::<Hold<X>>().ok()?;
         // SAFETY: users get this list from the batch's work, when the messages are complete; `&mut self` and
         // the entry that was just taken out make this the only access.
         unsafe { hold.take() }
+    }
+
+    /// A buffer; `None` when it was taken.
+    pub fn get_mut<X: Send + 'static>(&mut self, slot: BatchSlot<X>) -> Option<&mut X> {
+        let hold = self.0.get(slot.index)?.hold.as_ref()?;
+        let hold: &Hold<X> = hold.downcast_ref()?;
+        // SAFETY: users get this list from the batch's work, when the messages are complete, and the reference borrows
+        // it mutably: this is the only access.
+        unsafe { hold.get_mut() }
     }
 }
 
@@ -239,13 +268,29 @@ impl<'c> AsyncBatch<'c> {
         Self { entries: Entries::new(with), buffers: BatchBuffers(Vec::new()) }
     }
 
+    /// The messages of `buffers` once more.
+    pub(super) fn again(with: With<'c>, buffers: BatchBuffers) -> Result<Self> {
+        let mut batch = Self::new(with);
+        let tag = batch.entries.with.options.tag;
+        for (i, p) in buffers.0.iter().enumerate() {
+            let Some(hold) = &p.hold else {
+                return Err(Error::invalid(format!("the buffer of entry {i} of the batch was taken out")));
+            };
+            batch.entries.tag(p.tag);
+            (p.enter)(&mut batch.entries, hold, p.peer)?;
+        }
+        batch.entries.tag(tag);
+        batch.buffers = buffers;
+        Ok(batch)
+    }
+
     /// Adds a send.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for a rank out of range.
     pub fn send<M, B: IntoBuf<M> + Send + 'static>(&mut self, buf: B, dst: usize) -> Result<BatchSlot<B>> {
-        self.add(buf, |entries, b| entries.send(b.buf(), dst))
+        self.add(buf, dst, |entries, hold, peer| enter_with::<B>(hold, |b| entries.send(IntoBuf::<M>::buf(b), peer)))
     }
 
     /// Adds a receive.
@@ -254,19 +299,21 @@ impl<'c> AsyncBatch<'c> {
     ///
     /// `InvalidArgument` for a rank out of range.
     pub fn recv<M, B: IntoBufMut<M> + Send + 'static>(&mut self, buf: B, src: usize) -> Result<BatchSlot<B>> {
-        self.add(buf, |entries, b| entries.recv(b.buf_mut(), src))
+        self.add(buf, src, |entries, hold, peer| {
+            enter_with::<B>(hold, |b| entries.recv(IntoBufMut::<M>::buf_mut(b), peer))
+        })
     }
 
     fn add<B: Send + 'static>(
         &mut self,
         buf: B,
-        enter: impl FnOnce(&mut Entries<'c>, &mut B) -> Result<()>,
+        peer: usize,
+        enter: fn(&mut Entries<'_>, &Arc<dyn Any + Send + Sync>, usize) -> Result<()>,
     ) -> Result<BatchSlot<B>> {
-        let hold = Hold::new(buf);
-        // SAFETY: nothing has started and nobody else knows the cell.
-        unsafe { hold.with(|b| enter(&mut self.entries, b)) }.unwrap_or(Ok(()))?;
+        let hold: Arc<dyn Any + Send + Sync> = Hold::new(buf);
+        enter(&mut self.entries, &hold, peer)?;
         let index = self.buffers.0.len();
-        self.buffers.0.push(Some(hold));
+        self.buffers.0.push(Plan { hold: Some(hold), enter, peer, tag: self.entries.with.options.tag });
         Ok(BatchSlot { index, kind: PhantomData })
     }
 

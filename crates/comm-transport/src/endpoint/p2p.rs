@@ -332,12 +332,12 @@ impl State {
         all
     }
 
-    /// A message that came and that nobody has received.
+    /// A message that came and that nobody received.
     pub(super) fn leftover(&self, g: usize) -> Option<(usize, Key, OpDesc)> {
         let come = self.peers.iter().enumerate().find_map(|(p, peer)| {
-            let data = peer.unexpected.iter().map(|u| (u.key, u.desc));
-            let all = data.chain(peer.announced.iter().map(|(key, desc, _)| (*key, *desc)));
-            all.into_iter().find(|(key, _)| key.group == g && key.kind == P2P).map(|(key, desc)| (p, key, desc))
+            // One that is only announced belongs to a call that has ended with an error.
+            let mut data = peer.unexpected.iter().filter(|u| u.key.group == g && u.key.kind == P2P);
+            data.next().map(|u| (p, u.key, u.desc))
         });
         let own = self.own_sends.iter().find(|s| s.key.group == g).map(|s| (self.rank, s.key, s.desc));
         come.or(own)

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use crate::backend::{CallInfo, Form, OpRequest, P2pOp};
 use crate::buf::RawBufMut;
-use crate::comm::batch::{AsyncBatch, Batch};
+use crate::comm::batch::{AsyncBatch, Batch, BatchBuffers};
 use crate::comm::prepare::{Prepared, describe, describe_mut};
 use crate::comm::ticket::Numbers;
 use crate::comm::{Communicator, check};
@@ -199,6 +199,15 @@ impl<'c> With<'c> {
         AsyncBatch::new(self.clone())
     }
 
+    /// See [`Communicator::batch_again`].
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn batch_again(&self, buffers: BatchBuffers) -> Result<AsyncBatch<'c>> {
+        AsyncBatch::again(self.clone(), buffers)
+    }
+
     pub(in crate::comm) fn scoped<B>(
         &self,
         buf: B,
@@ -234,5 +243,28 @@ impl Communicator {
     #[must_use]
     pub fn batch_async(&self) -> AsyncBatch<'_> {
         AsyncBatch::new(With::new(self, CallOptions::new()))
+    }
+
+    /// A batch of the same messages as the one that gave these buffers back, which may have other contents and
+    /// lengths now. More may be added.
+    ///
+    /// ```no_run
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// let mut batch = comm.batch_async();
+    /// let outgoing = batch.send(vec![0u64; 4], 1)?;
+    /// batch.recv(vec![0u64; 4], 1)?;
+    /// let mut buffers = batch.issue()?.wait()?;
+    /// if let Some(b) = buffers.get_mut(outgoing) {
+    ///     b.fill(1);
+    /// }
+    /// let buffers = comm.batch_again(buffers)?.issue()?.wait()?;
+    /// # drop(buffers); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` when a buffer was taken out, or buffers overlap.
+    pub fn batch_again(&self, buffers: BatchBuffers) -> Result<AsyncBatch<'_>> {
+        With::new(self, CallOptions::new()).batch_again(buffers)
     }
 }
