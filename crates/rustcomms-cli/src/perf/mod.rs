@@ -3,14 +3,14 @@
 //! [`ops`] is what is to be known of an operation, `table` has a row of it for each, [`numbers`] the data and what must become of them, [`site`] the buffers of a
 //! call, [`mod@bench`] the measurement, [`plan`] the arguments' meaning, [`report`] the output.
 
-mod bench;
+pub(crate) mod bench;
 mod numbers;
-mod ops;
-mod plan;
-mod report;
-mod screen;
+pub(crate) mod ops;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod screen;
 mod site;
-mod table;
+pub(crate) mod table;
 
 use std::fs::File;
 use std::io::Write;

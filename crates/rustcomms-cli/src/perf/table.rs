@@ -48,7 +48,7 @@ fn in_place<'b>(c: &Call<'_>, p: &Place, buf: &'b mut [u8]) -> &'b mut [u8] {
 }
 
 /// What most rows have.
-const USUAL: Spec = Spec {
+pub(crate) const USUAL: Spec = Spec {
     name: "",
     operation: Operation::Barrier,
     reduces: false,
