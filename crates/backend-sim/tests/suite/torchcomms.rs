@@ -53,8 +53,12 @@ macro_rules! sweep {
                 $f::<i8>(r, count, form)?;
             }
         }
-        $f::<f32>(r, LARGE, Form::Sync)?;
-        $f::<f32>(r, LARGE, Form::Async)
+        // Theirs run on 4 ranks.
+        if r.n <= 4 {
+            $f::<f32>(r, LARGE, Form::Sync)?;
+            $f::<f32>(r, LARGE, Form::Async)?;
+        }
+        Result::<()>::Ok(())
     }};
 }
 
