@@ -234,6 +234,13 @@ impl State {
         }
     }
 
+    /// The failure as finalize should put it, which stands for a call that this rank has not made.
+    pub(crate) fn localized_at_finalize(&self, g: usize) -> Error {
+        let seq = self.group(g).and_then(|g| g.failed.as_ref()?.calls.as_ref()).map(|(seq, _)| *seq);
+        let own = seq.filter(|s| *s != u64::MAX && self.own_call(g, *s).is_none());
+        self.localized(g, own.map(|s| (s, OpDesc::new(Operation::Finalize))))
+    }
+
     /// A member's connection is over.
     pub(crate) fn blame(&mut self, g: usize, p: usize, cause: PeerCause) {
         let Some(group) = self.group(g) else { return };
