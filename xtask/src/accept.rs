@@ -22,7 +22,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
     let ranks = expect::TRAIN_RANKS.to_string();
     checked(root, &train, &["--ranks", &ranks], &reports.join("train_digits.json"), expect::training)?;
     for op in expect::OPS {
-        for world in expect::WORLDS {
+        for &world in expect::worlds(op) {
             let ranks = world.to_string();
             let args = [&["perf", op, "--ranks", &ranks], &expect::PERF_ARGS[..]].concat();
             let report = reports.join(format!("{op}-{world}.json"));

@@ -9,10 +9,36 @@ pub(crate) const MAX_PARAM_DIFF: f64 = 1e-4;
 /// Ranks of the training example.
 pub(crate) const TRAIN_RANKS: usize = 4;
 /// Operations that perf checks.
-pub(crate) const OPS: [&str; 7] =
-    ["sendrecv", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "barrier"];
-/// World sizes: powers of two, odd ones, and more than most runners have cores.
-pub(crate) const WORLDS: [usize; 5] = [2, 3, 4, 5, 8];
+pub(crate) const OPS: [&str; 17] = [
+    "sendrecv",
+    "broadcast",
+    "all_reduce",
+    "reduce",
+    "all_gather",
+    "all_gather_v",
+    "gather",
+    "gather_v",
+    "scatter",
+    "scatter_v",
+    "reduce_scatter",
+    "reduce_scatter_v",
+    "all_to_all",
+    "all_to_all_v",
+    "scan",
+    "exscan",
+    "barrier",
+];
+/// World sizes of the operations that everybody uses: powers of two, odd ones, and more than most runners have cores.
+const WORLDS: [usize; 5] = [2, 3, 4, 5, 8];
+/// World sizes of the others.
+const FEW_WORLDS: [usize; 3] = [2, 3, 5];
+
+/// The world sizes that an operation is checked on.
+pub(crate) fn worlds(op: &str) -> &'static [usize] {
+    let common = ["sendrecv", "broadcast", "all_reduce", "reduce", "all_gather", "reduce_scatter", "barrier"];
+    if common.contains(&op) { &WORLDS } else { &FEW_WORLDS }
+}
+
 /// 8 bytes to 64 KiB in steps of eight, 3 iterations after 1 for warming up.
 pub(crate) const PERF_ARGS: [&str; 10] = ["-b", "8", "-e", "64K", "-f", "8", "-n", "3", "-w", "1"];
 /// How many sizes that is.
@@ -98,6 +124,14 @@ mod tests {
         assert!(training(r#"{"test_accuracy": 0.99}"#).unwrap_err().contains("max_param_diff is null"));
         assert!(training(r#"{"test_accuracy": 0.99, "max_param_diff": null}"#).is_err());
         assert!(training("").unwrap_err().contains("not JSON"));
+    }
+
+    #[test]
+    fn every_operation_has_odd_and_even_worlds() {
+        for op in OPS {
+            assert!(worlds(op).starts_with(&[2, 3]) && worlds(op).contains(&5), "{op}");
+        }
+        assert_eq!((worlds("all_reduce").last(), worlds("exscan").len()), (Some(&8), 3));
     }
 
     fn form(wrong: Value) -> Value {

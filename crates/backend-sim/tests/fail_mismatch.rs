@@ -31,6 +31,25 @@ fn messages_that_do_not_fit() {
     print_worst();
 }
 
+#[test]
+fn lengths_that_two_ranks_see_differently() {
+    cases(failing::pairwise::table(), |c| failing::pairwise::check(make, c));
+    print_worst();
+}
+
+#[test]
+fn messages_without_counterpart() {
+    failing::pairwise::unmatched_batch(make);
+    for n in 1..=4 {
+        for from in 0..n {
+            for to in 0..n {
+                failing::pairwise::left_over_message(make, n, from, to);
+            }
+        }
+    }
+    print_worst();
+}
+
 /// Each of two ranks thinks it is the root of a reduction: no data flows at all, and nobody may hang.
 #[test]
 fn two_roots_wait_for_each_other() {

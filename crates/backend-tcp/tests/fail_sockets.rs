@@ -15,7 +15,7 @@ use failing::ends::{
     Where, a_rank_that_does_not_come, a_rank_that_leaves, abort_from_another_thread, finalize_against_a_call,
     finalize_that_times_out, finalize_with_work_in_flight, leave_right_after_finalize,
 };
-use failing::{COLLECTIVES, Call, FORMS, cases, mismatch, p2p, print_worst, refused};
+use failing::{COLLECTIVES, Call, FORMS, cases, mismatch, p2p, pairwise, print_worst, refused};
 
 /// A world over sockets, whose ranks meet in a store in memory.
 fn make(n: usize, o: &CommOptions) -> Vec<Communicator> {
@@ -39,9 +39,13 @@ fn one_of() -> Vec<(usize, usize)> {
 
 #[test]
 fn mismatches() {
-    cases(mismatch::table(true).into_iter().step_by(7).collect(), |c| mismatch::check(make, c));
-    cases(mismatch::table(false).into_iter().step_by(41).collect(), |c| mismatch::check(make, c));
+    cases(mismatch::table(true).into_iter().step_by(41).collect(), |c| mismatch::check(make, c));
+    cases(mismatch::table(false).into_iter().step_by(211).collect(), |c| mismatch::check(make, c));
     cases(p2p::table().into_iter().step_by(2).collect(), |c| p2p::check(make, c));
+    cases(pairwise::table().into_iter().step_by(5).collect(), |c| pairwise::check(make, c));
+    pairwise::unmatched_batch(make);
+    pairwise::left_over_message(make, 3, 2, 0);
+    pairwise::left_over_message(make, 2, 1, 1);
     print_worst();
 }
 

@@ -304,7 +304,7 @@ mod tests {
     #[test]
     fn uneven_and_empty_blocks() {
         let x = [0u8; 5];
-        let b = RawBlocks::packed((&x).buf().unwrap(), &[0, 3, 0, 2]);
+        let b = RawBlocks::packed(x.buf().unwrap(), &[0, 3, 0, 2]);
         assert_eq!(b.iter().map(|b| b.bytes()).collect::<Vec<_>>(), [0, 3, 0, 2]);
         assert_eq!(b.get(3).ptr(), x.as_ptr().wrapping_add(3));
     }

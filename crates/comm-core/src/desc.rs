@@ -160,6 +160,12 @@ impl Operation {
         }
     }
 
+    /// True for collectives in which the length of a block is known to its two ranks only.
+    #[must_use]
+    pub const fn is_pairwise(self) -> bool {
+        matches!(self, Self::GatherV | Self::ScatterV | Self::AllToAllV)
+    }
+
     /// True for calls that every member of the communicator makes, which advance `collective_seq`.
     #[must_use]
     pub const fn is_collective(self) -> bool {

@@ -234,6 +234,9 @@ impl fmt::Display for ErrorKind {
                 let theirs = if message { OpDesc { operation: ours.operation, ..*theirs } } else { *theirs };
                 match theirs.disagreement(ours) {
                     Some(field) => write!(f, " ({field} differs)"),
+                    None if ours.operation.is_pairwise() && theirs.count != ours.count => {
+                        f.write_str(" (the two differ about the length of the block between them)")
+                    }
                     None => Ok(()),
                 }
             }

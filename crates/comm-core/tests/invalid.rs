@@ -3,47 +3,11 @@
 mod common;
 
 use comm_core::{
-    Communicator, DType, Device, DynBuf, DynBufMut, Error, ErrorKind, IntoBuf, IntoBufMut, Pod, RawBuf, RawBufMut,
-    ReduceOp, Result, op,
+    DType, Device, DynBuf, DynBufMut, Error, ErrorKind, IntoBuf, IntoBufMut, Pod, RawBuf, RawBufMut, ReduceOp, Result,
+    op,
 };
 use common::mock::Mock;
-use common::{Raw, world, world_on};
-
-/// Rank 0 makes the bad call, the others a good one of the same kind; then all use the communicator.
-fn refused(
-    name: &'static str,
-    parts: &'static [&'static str],
-    bad: impl Fn(&Communicator) -> Result<()> + Send + Sync + Copy + 'static,
-    good: impl Fn(&Communicator) -> Result<()> + Send + Sync + Copy + 'static,
-) {
-    for n in 2..=3 {
-        let shared = common::toy::World::new(n);
-        world_on(&shared, move |c| {
-            if c.rank() == 0 {
-                let e = bad(&c).unwrap_err();
-                let text = e.to_string();
-                for part in [&format!("{name} #0")[..], "'toys'", &format!("rank 0 of {n}"), "still usable"] {
-                    assert!(text.contains(part), "{part} in {text}");
-                }
-                for part in parts {
-                    assert!(text.contains(part), "{part} in {text}");
-                }
-                assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e:?}");
-                assert!(e.is_recoverable());
-            } else {
-                let e = good(&c).unwrap_err();
-                let ErrorKind::PeerRefused { rank: 0, reason } = e.kind() else { panic!("{e:?}") };
-                assert!(reason.contains("invalid argument"), "{reason}");
-                assert!(e.to_string().contains(&format!("{name} #0")), "{e}");
-            }
-            assert!(!c.is_failed());
-            let mut x = [1u32];
-            c.all_reduce(&mut x, op::Sum).unwrap();
-            assert_eq!(x, [c.size() as u32]);
-        });
-        assert!(shared.is_quiet());
-    }
-}
+use common::{Raw, refused, world};
 
 #[test]
 fn roots_out_of_range() {

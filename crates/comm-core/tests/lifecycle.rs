@@ -25,7 +25,7 @@ fn getters() {
         assert!(format!("{c:?} {:?}", c.options()).contains("toys"));
         assert!(c.supports(&OpQuery::new(Operation::AllReduce)).is_supported());
         assert!(c.supports(&OpQuery::new(Operation::Batch)).is_supported());
-        assert!(!c.supports(&OpQuery::new(Operation::Scan)).is_supported());
+        assert!(!c.supports(&OpQuery::new(Operation::Put)).is_supported());
         let gpu = OpQuery::new(Operation::AllReduce).memory(Device::cuda(None));
         assert!(!c.supports(&gpu).is_supported());
         let illegal = OpQuery::new(Operation::AllReduce).redop(ReduceOp::BAnd).dtype(DType::F32);

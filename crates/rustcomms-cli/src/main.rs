@@ -1,7 +1,8 @@
-//! The rustcomms command: run, perf.
+//! The rustcomms command: run, perf, doctor.
 //!
 //! One module per subcommand; this file only chooses between them.
 
+mod doctor;
 mod perf;
 mod run;
 
@@ -19,6 +20,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Doctor(doctor::Args),
     Perf(perf::Args),
     Run(run::Args),
     #[command(name = run::GUARD, hide = true)]
@@ -27,6 +29,7 @@ enum Command {
 
 fn main() -> ExitCode {
     match Cli::parse().command {
+        Command::Doctor(args) => doctor::execute(&args),
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
         Command::Guard => run::guard(),

@@ -78,9 +78,10 @@ fn table(out: &str) -> Vec<Vec<&str>> {
 
 /// What an operation's rows must say for 8, 64, 512 and 4096 bytes of f32 on `n` ranks.
 fn check_operation(op: &str) {
-    let rooted = ["broadcast", "reduce"].contains(&op);
-    let reduces = ["all_reduce", "reduce", "reduce_scatter"].contains(&op);
-    let sharded = ["all_gather", "reduce_scatter"].contains(&op);
+    let rooted = op == "broadcast" || op == "reduce" || op.starts_with("gather") || op.starts_with("scatter");
+    let reduces = op.contains("reduce") || op.contains("scan");
+    let sharded = op.contains("gather") || op.contains("scatter") || op.starts_with("all_to_all");
+    let no_in_place = op == "sendrecv" || op == "all_to_all_v";
     for n in [1u64, 2, 3, 5] {
         let root = n - 1;
         let more = if rooted { format!("-r {root}") } else { String::new() };
@@ -110,7 +111,7 @@ fn check_operation(op: &str) {
                 _ => 1.0,
             };
             for form in ["out_of_place", "in_place"] {
-                if op == "sendrecv" && form == "in_place" {
+                if no_in_place && form == "in_place" {
                     assert!(row[form].is_null());
                     continue;
                 }
@@ -126,7 +127,7 @@ fn check_operation(op: &str) {
             let redop = if reduces { "sum" } else { "none" };
             assert_eq!(line[..5], [&*bytes.to_string(), &*count.to_string(), "float", redop, &*root]);
             assert_eq!((line.len(), line[8]), (13, "0"), "{line:?}");
-            assert_eq!(line[12], if op == "sendrecv" { "N/A" } else { "0" });
+            assert_eq!(line[12], if no_in_place { "N/A" } else { "0" });
         }
         let plural = if n == 1 { "rank" } else { "ranks" };
         let head = format!("# backend tcp, transport sockets, {n} {plural} on ");
@@ -164,6 +165,56 @@ fn all_gather() {
 #[test]
 fn reduce_scatter() {
     check_operation("reduce_scatter");
+}
+
+#[test]
+fn all_gather_v() {
+    check_operation("all_gather_v");
+}
+
+#[test]
+fn gather() {
+    check_operation("gather");
+}
+
+#[test]
+fn gather_v() {
+    check_operation("gather_v");
+}
+
+#[test]
+fn scatter() {
+    check_operation("scatter");
+}
+
+#[test]
+fn scatter_v() {
+    check_operation("scatter_v");
+}
+
+#[test]
+fn reduce_scatter_v() {
+    check_operation("reduce_scatter_v");
+}
+
+#[test]
+fn all_to_all() {
+    check_operation("all_to_all");
+}
+
+#[test]
+fn all_to_all_v() {
+    check_operation("all_to_all_v");
+}
+
+#[test]
+fn scan() {
+    check_operation("scan");
+}
+
+#[test]
+fn exscan() {
+    check_operation("exscan");
 }
 
 #[test]
@@ -206,6 +257,25 @@ fn algorithms_are_told_and_forced() {
     let names = "direct, recursive_doubling, rabenseifner, ring";
     assert!(ended.err.contains(&format!("no algorithm 'rnig'; use one of {names}")), "{}", ended.err);
     assert!(ended.err.contains("rank 1 of 3"), "each rank says it: {}", ended.err);
+
+    // The environment forces it where it exists, and what is told is what runs.
+    let json = tempfile::NamedTempFile::new().unwrap();
+    for (op, name, told) in
+        [("scan", "chain", "chain"), ("all_to_all", "bruck", "bruck"), ("scan", "bruck", "recursive_doubling")]
+    {
+        let path = json.path().to_str().unwrap();
+        let args = ["perf", op, "--ranks", "3", "-b", "1K", "-e", "1K", "-n", "1", "--json", path];
+        let ended = rustcomms(&args, |c| {
+            c.env("RUSTCOMMS_ALGO", name);
+        });
+        assert_eq!(ended.code, Some(0), "{}", ended.err);
+        let rows = read(json.path());
+        assert_eq!(
+            (&rows[0]["algorithm"], &rows[0]["out_of_place"]["wrong"]),
+            (&told.into(), &0.into()),
+            "{op} by {name}"
+        );
+    }
 }
 
 #[test]

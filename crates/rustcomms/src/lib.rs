@@ -29,6 +29,38 @@ pub use comm_core::*;
 pub use comm_store as store;
 
 /// Ranks as threads of one process, for users' tests.
+///
+/// Depend on rustcomms with the feature `sim` in `[dev-dependencies]`, and write code that takes a [`Communicator`]:
+///
+/// ```
+/// use rustcomms::testing::run_ranks;
+/// use rustcomms::{Communicator, Result, op};
+///
+/// /// What is to be tested: the mean over the values of all ranks, which may have none.
+/// fn mean(comm: &Communicator, values: &[f64]) -> Result<f64> {
+///     let mut sums = [values.iter().sum(), values.len() as f64];
+///     comm.all_reduce(&mut sums, op::Sum)?;
+///     Ok(sums[0] / sums[1])
+/// }
+///
+/// let means = run_ranks(4, |comm| mean(&comm, &[1.0, 2.0, 6.0][..comm.rank()]));
+/// assert_eq!(means.unwrap(), [13.0 / 6.0; 4]);
+/// ```
+///
+/// A rank that panics, fails, or leaves while others need it ends the run at once, with an error that names it; a deadline
+/// names the ranks that have not ended and the calls that they are in:
+///
+/// ```
+/// use rustcomms::testing::run_ranks;
+///
+/// let e = run_ranks(3, |comm| {
+///     if comm.rank() == 2 {
+///         return Ok(()); // a bug: the others wait for it
+///     }
+///     comm.barrier()
+/// });
+/// assert!(e.unwrap_err().message.contains("rank 2 had returned while this rank still needed it"));
+/// ```
 #[cfg(feature = "sim")]
 pub mod testing {
     pub use backend_sim::{RankPanic, run_ranks, run_ranks_with};

@@ -172,7 +172,7 @@ pub fn finalize_against_a_call(make: MakeWorld, n: usize, who: usize, call: Call
         let ok = match e.kind() {
             ErrorKind::Mismatch { ours, theirs, ranks, .. } => {
                 let (a, b) = if r == who { (theirs, ours) } else { (ours, theirs) };
-                assert!(same_call(a, &call.desc()) && b.operation == Operation::Finalize, "{what}: rank {r}: {e}");
+                assert!(same_call(a, &call.desc(n)) && b.operation == Operation::Finalize, "{what}: rank {r}: {e}");
                 ranks.contains(&who) == (r != who)
             }
             ErrorKind::PeerFailed { rank, cause: PeerCause::Closed } => r != who && *rank == who,

@@ -2,9 +2,11 @@
 //! calls as data, and a record of how long errors took.
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
+pub mod blocks;
 pub mod ends;
 pub mod mismatch;
 pub mod p2p;
+pub mod pairwise;
 pub mod refused;
 
 use std::collections::BTreeMap;
@@ -150,14 +152,55 @@ pub struct Call {
 }
 
 /// The operations of these tests.
-pub const COLLECTIVES: [Operation; 6] = [
+pub const COLLECTIVES: [Operation; 16] = [
     Operation::Broadcast,
     Operation::AllReduce,
     Operation::Reduce,
     Operation::AllGather,
     Operation::ReduceScatter,
     Operation::Barrier,
+    Operation::AllGatherV,
+    Operation::Gather,
+    Operation::GatherV,
+    Operation::Scatter,
+    Operation::ScatterV,
+    Operation::ReduceScatterV,
+    Operation::AllToAll,
+    Operation::AllToAllV,
+    Operation::Scan,
+    Operation::Exscan,
 ];
+
+/// Whether the call has an operator.
+pub const fn is_reduction(op: Operation) -> bool {
+    matches!(
+        op,
+        Operation::AllReduce
+            | Operation::Reduce
+            | Operation::ReduceScatter
+            | Operation::ReduceScatterV
+            | Operation::Scan
+            | Operation::Exscan
+    )
+}
+
+/// Whether the call has a root.
+pub const fn is_rooted(op: Operation) -> bool {
+    matches!(
+        op,
+        Operation::Broadcast
+            | Operation::Reduce
+            | Operation::Gather
+            | Operation::GatherV
+            | Operation::Scatter
+            | Operation::ScatterV
+    )
+}
+
+/// Whether lengths are a matter between two ranks.
+pub const fn is_pairwise(op: Operation) -> bool {
+    matches!(op, Operation::GatherV | Operation::ScatterV | Operation::AllToAllV)
+}
 
 impl Call {
     pub fn new(op: Operation, count: usize) -> Self {
@@ -165,22 +208,25 @@ impl Call {
     }
 
     /// What errors must say about this call.
-    pub fn desc(&self) -> OpDesc {
-        let d = OpDesc::new(self.op);
-        let elements = d.elements(self.dtype, self.count);
-        match self.op {
-            Operation::Barrier => d,
-            Operation::Broadcast => elements.root(self.root),
-            Operation::Reduce => elements.redop(self.redop).root(self.root),
-            Operation::AllReduce | Operation::ReduceScatter => elements.redop(self.redop),
-            _ => elements,
+    pub fn desc(&self, n: usize) -> OpDesc {
+        let mut d = OpDesc::new(self.op);
+        if self.op == Operation::Barrier {
+            return d;
         }
+        d = d.elements(self.dtype, self.count);
+        if is_rooted(self.op) {
+            d = d.root(self.root);
+        }
+        if is_reduction(self.op) {
+            d = d.redop(self.redop);
+        }
+        if self.op.agreement().splits { d.splits(&vec![self.count; n]) } else { d }
     }
 
     /// Whether a rank can only complete it with something from every other rank.
     pub fn needs_all(&self) -> bool {
-        let nothing = self.count == 0 && self.op != Operation::Barrier;
-        !nothing && !matches!(self.op, Operation::Broadcast | Operation::Reduce)
+        let nothing = self.count == 0 && !matches!(self.op, Operation::Barrier | Operation::AllToAllV);
+        !nothing && !is_rooted(self.op) && !matches!(self.op, Operation::Scan | Operation::Exscan)
     }
 
     /// Makes the call. On success, the buffer that holds the result, as numbers.
@@ -281,7 +327,7 @@ impl Call {
                 }
                 Ok(Vec::new())
             }
-            other => panic!("the tests have no {other}"),
+            _ => blocks::issue(self, &with, how, (comm.rank(), n), op, &mine).map(numbers),
         }
     }
 }

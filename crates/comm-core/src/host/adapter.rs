@@ -202,6 +202,13 @@ impl<B: HostBackend> Shared<B> {
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
         // SAFETY: forwarded.
         let result = unsafe { self.dispatch(request, call) };
+        if let Err(e) = &result
+            && matches!(e.kind(), ErrorKind::Unsupported { .. })
+            && call.desc.operation.is_collective()
+        {
+            // Ranks that make another call must not wait for this one.
+            self.backend.refuse(&CallNumber::Collective(call.seq), &call.desc, &e.kind().to_string());
+        }
         if let (Ok(()), Some(reducer)) = (&result, request.reducer())
             && let Err(e) = reducer.check(self.backend.info().rank)
         {
@@ -323,6 +330,12 @@ impl<B: HostBackend> Shared<B> {
     ///
     /// As [`Backend::run`].
     unsafe fn p2p(&self, op: &P2pOp, call: &CallInfo<'_>) -> Result<()> {
+        // In a batch the call is about the batch; the other end of a message compares the message.
+        let (operation, dtype, count) = match op {
+            P2pOp::Send { buf, .. } => (Operation::Send, buf.dtype(), buf.count()),
+            P2pOp::Recv { buf, .. } => (Operation::Recv, buf.dtype(), buf.count()),
+        };
+        let call = &CallInfo { desc: OpDesc::new(operation).elements(dtype, count), ..*call };
         // SAFETY: lent by the caller.
         unsafe {
             match op {

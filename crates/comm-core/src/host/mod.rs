@@ -24,6 +24,9 @@ pub use adapter::host_backend;
 /// must say the same. Arguments are validated before they get here. Methods may be called from the
 /// caller's thread and from threads of the adapter, several at a time; a collective that is called
 /// asynchronously runs after those called so before it.
+///
+/// When a collective answers `Unsupported`, the adapter [`refuse`](Self::refuse)s it, for ranks that make another call there.
+/// The example `own_backend` of the crate `rustcomms` is a complete backend.
 pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
     /// What this is.
     fn info(&self) -> &BackendInfo;
@@ -34,7 +37,7 @@ pub trait HostBackend: Send + Sync + fmt::Debug + 'static {
     /// The clock that deadlines are measured on.
     fn clock(&self) -> &Arc<dyn Clock>;
 
-    /// Sends `data` to `peer`; `seq` numbers the messages per peer and tag.
+    /// Sends `data` to `peer`; `seq` numbers the messages per peer and tag. `call` describes this message, also in a batch.
     fn send(&self, data: &[u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
         let _ = (data, peer, tag, seq);
         Err(self.lacks(call))

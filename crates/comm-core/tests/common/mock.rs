@@ -82,12 +82,13 @@ impl Op {
         }
     }
 
-    /// Writes every byte of the output, as a backend in mid-flight would. Miri and the drop counters
+    /// Writes every byte of the outputs, as a backend in mid-flight would. Miri and the drop counters
     /// tell if the memory is not ours any more.
     pub(crate) fn write(&self, byte: u8) {
-        let out = self.output();
-        // SAFETY: the operation has not been completed, so its output belongs to the backend.
-        unsafe { std::ptr::write_bytes(out.ptr(), byte, out.bytes()) };
+        for out in outputs(&self.request) {
+            // SAFETY: the operation has not been completed, so its output belongs to the backend.
+            unsafe { std::ptr::write_bytes(out.ptr(), byte, out.bytes()) };
+        }
     }
 
     /// Reads the output's first byte.
@@ -205,8 +206,12 @@ impl Mock {
     }
 
     pub(crate) fn of_size(size: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Self::rank_of(0, size, clock)
+    }
+
+    pub(crate) fn rank_of(rank: usize, size: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
         Arc::new(Self {
-            info: BackendInfo::new("mock", 0, size),
+            info: BackendInfo::new("mock", rank, size),
             clock,
             trick: Mutex::default(),
             sync_result: Mutex::new(Ok(())),

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use comm_core::{Communicator, Device, IntoBuf, IntoBufMut, RawBuf, RawBufMut, Result};
+use comm_core::{Communicator, Device, ErrorKind, IntoBuf, IntoBufMut, RawBuf, RawBufMut, Result, op};
 
 /// Longest time that a world may take before the watchdog fails the test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
@@ -66,6 +66,42 @@ where
     // The first one is the cause; later ones are mostly its consequences.
     assert!(failures.is_empty(), "{}", failures.join("\n"));
     results.into_iter().map(Option::unwrap).collect()
+}
+
+/// Rank 0 makes the bad call, the others a good one of the same kind; then all use the communicator.
+pub(crate) fn refused(
+    name: &'static str,
+    parts: &'static [&'static str],
+    bad: impl Fn(&Communicator) -> Result<()> + Send + Sync + Copy + 'static,
+    good: impl Fn(&Communicator) -> Result<()> + Send + Sync + Copy + 'static,
+) {
+    for n in 2..=3 {
+        let shared = toy::World::new(n);
+        world_on(&shared, move |c| {
+            if c.rank() == 0 {
+                let e = bad(&c).unwrap_err();
+                let text = e.to_string();
+                for part in [&format!("{name} #0")[..], "'toys'", &format!("rank 0 of {n}"), "still usable"] {
+                    assert!(text.contains(part), "{part} in {text}");
+                }
+                for part in parts {
+                    assert!(text.contains(part), "{part} in {text}");
+                }
+                assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e:?}");
+                assert!(e.is_recoverable());
+            } else {
+                let e = good(&c).unwrap_err();
+                let ErrorKind::PeerRefused { rank: 0, reason } = e.kind() else { panic!("{e:?}") };
+                assert!(reason.contains("invalid argument"), "{reason}");
+                assert!(e.to_string().contains(&format!("{name} #0")), "{e}");
+            }
+            assert!(!c.is_failed());
+            let mut x = [1u32];
+            c.all_reduce(&mut x, op::Sum).unwrap();
+            assert_eq!(x, [c.size() as u32]);
+        });
+        assert!(shared.is_quiet());
+    }
 }
 
 /// Runs `f` on a thread and fails if it takes longer than [`DEADLINE`].

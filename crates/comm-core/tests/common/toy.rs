@@ -167,6 +167,47 @@ impl Toy {
         reducer.finish(&mut acc, self.world.size);
         Ok(acc)
     }
+
+    /// The reduction of the first `ranks` contributions.
+    fn prefix(&self, ranks: usize, data: &[u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<Vec<u8>> {
+        let mut mine = data.to_vec();
+        reducer.prescale(&mut mine);
+        let mut first = self.exchange(&mine, call)?.into_iter().take(ranks);
+        let mut acc = first.next().unwrap_or_default();
+        first.for_each(|mut x| reducer.fold(&mut acc, &mut x));
+        reducer.finish(&mut acc, ranks);
+        Ok(acc)
+    }
+
+    /// What the adapter promises: a length per rank, all of them together and this rank's own.
+    fn check_lengths(&self, lengths: &[usize], all: usize, own: usize) {
+        assert_eq!(lengths.len(), self.world.size, "{lengths:?}");
+        assert_eq!(lengths.iter().sum::<usize>(), all, "{lengths:?}");
+        assert_eq!(lengths[self.info.rank], own, "{lengths:?}");
+    }
+
+    /// The root has a buffer of all blocks, and nobody else has one.
+    fn check_root(&self, has: bool, root: usize) {
+        assert!(root < self.world.size && has == (root == self.info.rank), "{has} at {} of {root}", self.info.rank);
+    }
+}
+
+/// Blocks for all ranks in one letter, preceded by their lengths.
+fn addressed(blocks: &[u8], lengths: &[usize]) -> Vec<u8> {
+    lengths.iter().flat_map(|l| l.to_ne_bytes()).chain(blocks.iter().copied()).collect()
+}
+
+/// The block of a rank in such a letter for `n`.
+fn block_for(letter: &[u8], rank: usize, n: usize) -> &[u8] {
+    let (head, mut rest) = letter.split_at(n * size_of::<usize>());
+    for (r, length) in head.as_chunks().0.iter().enumerate() {
+        let (block, more) = rest.split_at(usize::from_ne_bytes(*length));
+        if r == rank {
+            return block;
+        }
+        rest = more;
+    }
+    panic!("rank {rank} among {n}")
 }
 
 impl HostBackend for Toy {
@@ -175,16 +216,12 @@ impl HostBackend for Toy {
     }
 
     fn supports(&self, query: &OpQuery) -> Support {
+        use Operation as O;
         match query.operation {
-            Operation::Send
-            | Operation::Recv
-            | Operation::Broadcast
-            | Operation::AllReduce
-            | Operation::Reduce
-            | Operation::AllGather
-            | Operation::ReduceScatter
-            | Operation::Barrier => Support::Native,
-            other => Support::Unsupported { reason: format!("toys have no {other}") },
+            O::Split | O::Reconfigure | O::Group | O::WindowCreate | O::Put | O::Get | O::Signal | O::WaitSignal => {
+                Support::Unsupported { reason: format!("toys have no {}", query.operation) }
+            }
+            _ => Support::Native,
         }
     }
 
@@ -254,6 +291,118 @@ impl HostBackend for Toy {
         let all = self.reduced(input, reducer, call)?;
         let from = self.info.rank * output.len();
         output.copy_from_slice(&all[from..from + output.len()]);
+        Ok(())
+    }
+
+    fn all_gather_v(&self, input: &[u8], output: &mut [u8], lengths: &[usize], call: &CallInfo<'_>) -> Result<()> {
+        self.check_lengths(lengths, output.len(), input.len());
+        let all = self.exchange(input, call)?;
+        assert!(all.iter().map(Vec::len).eq(lengths.iter().copied()), "blocks {all:?} of lengths {lengths:?}");
+        output.copy_from_slice(&all.concat());
+        Ok(())
+    }
+
+    fn gather(&self, input: &[u8], output: Option<&mut [u8]>, root: usize, call: &CallInfo<'_>) -> Result<()> {
+        self.check_root(output.is_some(), root);
+        let all = self.exchange(input, call)?;
+        output.into_iter().for_each(|o| o.copy_from_slice(&all.concat()));
+        Ok(())
+    }
+
+    fn gather_v(
+        &self,
+        input: &[u8],
+        output: Option<(&mut [u8], &[usize])>,
+        root: usize,
+        call: &CallInfo<'_>,
+    ) -> Result<()> {
+        self.check_root(output.is_some(), root);
+        let all = self.exchange(input, call)?;
+        if let Some((output, lengths)) = output {
+            self.check_lengths(lengths, output.len(), input.len());
+            assert!(all.iter().map(Vec::len).eq(lengths.iter().copied()), "blocks {all:?} of lengths {lengths:?}");
+            output.copy_from_slice(&all.concat());
+        }
+        Ok(())
+    }
+
+    fn scatter(&self, input: Option<&[u8]>, output: &mut [u8], root: usize, call: &CallInfo<'_>) -> Result<()> {
+        self.check_root(input.is_some(), root);
+        assert!(input.is_none_or(|i| i.len() == output.len() * self.world.size));
+        let all = self.exchange(input.unwrap_or_default(), call)?;
+        output.copy_from_slice(&all[root][self.info.rank * output.len()..][..output.len()]);
+        Ok(())
+    }
+
+    fn scatter_v(
+        &self,
+        input: Option<(&[u8], &[usize])>,
+        output: &mut [u8],
+        root: usize,
+        call: &CallInfo<'_>,
+    ) -> Result<()> {
+        self.check_root(input.is_some(), root);
+        let letter = input.map_or_else(Vec::new, |(input, lengths)| {
+            self.check_lengths(lengths, input.len(), output.len());
+            addressed(input, lengths)
+        });
+        let all = self.exchange(&letter, call)?;
+        output.copy_from_slice(block_for(&all[root], self.info.rank, self.world.size));
+        Ok(())
+    }
+
+    fn reduce_scatter_v(
+        &self,
+        input: &[u8],
+        lengths: &[usize],
+        output: &mut [u8],
+        reducer: &Reducer,
+        call: &CallInfo<'_>,
+    ) -> Result<()> {
+        self.check_lengths(lengths, input.len(), output.len());
+        let all = self.reduced(input, reducer, call)?;
+        let from: usize = lengths[..self.info.rank].iter().sum();
+        output.copy_from_slice(&all[from..from + output.len()]);
+        Ok(())
+    }
+
+    fn all_to_all(&self, input: &[u8], output: &mut [u8], call: &CallInfo<'_>) -> Result<()> {
+        let n = self.world.size;
+        assert!(input.len() == output.len() && input.len().is_multiple_of(n), "{} {}", input.len(), output.len());
+        let each = input.len() / n;
+        let all = self.exchange(input, call)?;
+        let mine: Vec<u8> = all.iter().flat_map(|x| &x[self.info.rank * each..][..each]).copied().collect();
+        output.copy_from_slice(&mine);
+        Ok(())
+    }
+
+    fn all_to_all_v(
+        &self,
+        (input, sends): (&[u8], &[usize]),
+        (output, receives): (&mut [u8], &[usize]),
+        call: &CallInfo<'_>,
+    ) -> Result<()> {
+        let (me, n) = (self.info.rank, self.world.size);
+        self.check_lengths(sends, input.len(), receives[me]);
+        self.check_lengths(receives, output.len(), sends[me]);
+        let all = self.exchange(&addressed(input, sends), call)?;
+        let mine: Vec<&[u8]> = all.iter().map(|x| block_for(x, me, n)).collect();
+        assert!(mine.iter().map(|b| b.len()).eq(receives.iter().copied()), "{mine:?} for {receives:?}");
+        output.copy_from_slice(&mine.concat());
+        Ok(())
+    }
+
+    fn scan(&self, data: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
+        let prefix = self.prefix(self.info.rank + 1, data, reducer, call)?;
+        data.copy_from_slice(&prefix);
+        Ok(())
+    }
+
+    fn exscan(&self, data: &mut [u8], reducer: &Reducer, call: &CallInfo<'_>) -> Result<()> {
+        let prefix = self.prefix(self.info.rank, data, reducer, call)?;
+        if self.info.rank > 0 {
+            data.copy_from_slice(&prefix);
+        }
         Ok(())
     }
 

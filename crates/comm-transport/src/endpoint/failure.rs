@@ -36,6 +36,27 @@ impl State {
         self.fail(g, Failure { origin: me, error: error.into(), calls }, true);
     }
 
+    /// A block of an operation whose lengths only its two ranks know, of another length than expected: reported with
+    /// this block's lengths as counts. False when it is something else.
+    pub(crate) fn lengths_differ(
+        &mut self,
+        g: usize,
+        p: usize,
+        key: Key,
+        (theirs, total): (OpDesc, u64),
+        (ours, len): (OpDesc, u64),
+    ) -> bool {
+        let size = |d: &OpDesc| d.dtype.map_or(1, |t| t.size() as u64);
+        let pairwise = key.kind == COLLECTIVE && ours.operation.is_pairwise() && ours.operation == theirs.operation;
+        if !pairwise || ours.dtype != theirs.dtype {
+            return false;
+        }
+        let theirs = OpDesc { count: total / size(&theirs), ..theirs };
+        let ours = OpDesc { count: len / size(&ours), ..ours };
+        self.mismatch(g, p, key, theirs, Some(ours));
+        true
+    }
+
     /// Checks a collective frame for which nothing is posted. True when its data should be kept.
     pub(crate) fn admit_collective(&mut self, p: usize, g: usize, seq: u64, theirs: &OpDesc) -> bool {
         let Some(group) = self.group_mut(g) else { return false };
@@ -184,14 +205,19 @@ impl State {
             if f.origin == group.rank && *seq == u64::MAX {
                 return f.error.clone();
             }
-            let ours = match own {
-                Some((s, d)) if s == *seq => Some(d),
-                _ => self.own_call(g, *seq),
+            let listed = calls.iter().find(|(r, _)| *r == group.rank).map(|(_, d)| *d);
+            let ours = match (own, listed) {
+                // Lengths between two ranks are in the list only.
+                (_, Some(d)) if d.operation.is_pairwise() => Some(d),
+                (Some((s, d)), _) if s == *seq => Some(d),
+                // A message's two ends: the other one is the rank that did not notice.
+                _ => self.own_call(g, *seq).or(listed),
             };
-            // A message's two ends: the other one is the rank that did not notice.
-            let ours = ours.or_else(|| calls.iter().find(|(r, _)| *r == group.rank).map(|(_, d)| *d));
             let Some(ours) = ours else { return told() };
-            let other = calls.iter().find(|(r, d)| *r != group.rank && differs(*seq, &ours, d));
+            let others = || calls.iter().filter(|(r, _)| *r != group.rank);
+            // Counts of such operations may well differ, and count only where nothing else does.
+            let length = |d: &OpDesc| listed.is_some() && ours.operation.is_pairwise() && ours.count != d.count;
+            let other = others().find(|(_, d)| differs(*seq, &ours, d)).or_else(|| others().find(|(_, d)| length(d)));
             let Some((_, theirs)) = other else { return told() };
             let ranks = calls.iter().filter(|(r, d)| *r != group.rank && d == theirs).map(|(r, _)| *r).collect();
             // A message's own number is in the error; `seq` marks that it was no collective.
@@ -206,6 +232,13 @@ impl State {
             _ if f.origin == group.rank => f.error.clone(),
             _ => told(),
         }
+    }
+
+    /// The failure as finalize should put it, which stands for a call that this rank has not made.
+    pub(crate) fn localized_at_finalize(&self, g: usize) -> Error {
+        let seq = self.group(g).and_then(|g| g.failed.as_ref()?.calls.as_ref()).map(|(seq, _)| *seq);
+        let own = seq.filter(|s| *s != u64::MAX && self.own_call(g, *s).is_none());
+        self.localized(g, own.map(|s| (s, OpDesc::new(Operation::Finalize))))
     }
 
     /// A member's connection is over.

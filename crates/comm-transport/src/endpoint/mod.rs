@@ -348,7 +348,7 @@ impl Endpoint {
             }
         };
         // What the group has failed with must be read before saying goodbye ends it.
-        let failed = st.group(index).filter(|g| g.failed.is_some()).map(|_| st.localized(index, None));
+        let failed = st.group(index).filter(|g| g.failed.is_some()).map(|_| st.localized_at_finalize(index));
         if let Some(e) = failed {
             st.say_goodbye(index, Gone::Finalized);
             self.settle(st);

@@ -279,6 +279,9 @@ impl State {
                 self.mismatch(g, p, key, h.desc, Some(ours));
                 return Ok(false);
             }
+            if h.total != len && got == 0 && self.lengths_differ(g, p, key, (h.desc, h.total), (ours, len)) {
+                return Ok(false);
+            }
             if h.total != len || h.offset != got {
                 return Err(format!(
                     "a part of {} bytes at {} of {} where {} of {} bytes were due",
@@ -472,7 +475,7 @@ impl State {
                 // The rest is under way.
                 peer.posted.push(x);
             }
-        } else {
+        } else if !self.lengths_differ(key.group, p, key, (u.desc, u.total), (x.desc, x.len)) {
             self.mismatch(key.group, p, key, u.desc, Some(x.desc));
         }
         // A frame under way pays for itself when it ends.

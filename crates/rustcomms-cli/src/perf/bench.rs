@@ -7,7 +7,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::Failure;
 use super::numbers::{Numbers, Wrong};
-use super::ops::{Call, Place, Sizing};
+use super::ops::{Call, Place, Sizing, Spec};
 use super::plan::{Case, Plan};
 use super::report::{Measured, Row, describe};
 use super::screen::{Screen, complain};
@@ -62,7 +62,8 @@ impl<'c> Bench<'c> {
     fn new(comm: &'c Communicator, plan: &'c Plan) -> Result<Self, Failure> {
         let last = plan.sizes.last().copied().unwrap_or(0);
         let bytes = |case: &Case| {
-            let (send, recv) = plan.spec.lengths(&place(comm, case, plan.spec.count(last, case.dtype, comm.size())));
+            let (send, recv) =
+                plan.spec.lengths(&place(plan.spec, comm, case, plan.spec.count(last, case.dtype, comm.size())));
             send.max(recv) * case.dtype.size()
         };
         // Allocated once, so that first touches of memory are not in the times.
@@ -134,7 +135,8 @@ impl<'c> Bench<'c> {
 
     fn numbers(&mut self, case: &Case) -> Numbers {
         self.salt += 1;
-        Numbers { dtype: case.dtype, redop: case.redop, ranks: self.comm.size(), salt: self.salt }
+        let (ranks, prefix) = (self.comm.size(), self.plan.spec.prefix);
+        Numbers { dtype: case.dtype, redop: case.redop, ranks, prefix, salt: self.salt }
     }
 
     /// A call as this case makes it.
@@ -155,7 +157,7 @@ impl<'c> Bench<'c> {
     }
 
     fn site(&mut self, case: &Case, count: u64, form: Form) -> Site<'_> {
-        let place = place(self.comm, case, count);
+        let place = place(self.plan.spec, self.comm, case, count);
         Site::new(self.plan.spec, place, case.dtype.size(), form, &mut self.send, &mut self.recv)
     }
 
@@ -255,8 +257,9 @@ impl<'c> Bench<'c> {
     }
 }
 
-fn place(comm: &Communicator, case: &Case, count: u64) -> Place {
-    Place { rank: comm.rank(), ranks: comm.size(), root: case.root.unwrap_or(0), count: count as usize }
+fn place(spec: &Spec, comm: &Communicator, case: &Case, count: u64) -> Place {
+    let root = case.root.unwrap_or(0);
+    Place { rank: comm.rank(), ranks: comm.size(), root, count: count as usize, blocks: spec.blocks }
 }
 
 /// Nanoseconds of the host's clock, which all its processes read alike.

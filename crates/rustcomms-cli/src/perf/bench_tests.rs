@@ -1,5 +1,5 @@
 use super::*;
-use crate::perf::ops::{Extent, OPS, Spec};
+use crate::perf::ops::{Blocks, Extent, OPS, Spec};
 use crate::perf::plan::Step;
 
 fn plan(spec: &'static Spec, sizes: &[u64], case: Case) -> Plan {
@@ -35,25 +35,28 @@ static FAULTY: Spec = Spec {
     name: "faulty",
     operation: rustcomms::Operation::AllReduce,
     reduces: true,
+    prefix: false,
     rooted: false,
     sizing: Sizing::Whole,
+    blocks: Blocks::Even,
     bus: |_| 1.0,
     send: Extent::One,
     recv: Extent::One,
-    want: |_| vec![crate::perf::ops::Want::Reduced(0)],
-    out_of_place: Some(|c, send, recv| {
-        (OPS[2].out_of_place.unwrap())(c, send, recv)?;
+    want: |p| vec![(p.count, crate::perf::ops::Want::Reduced(p.ranks, 0))],
+    keeps_rest: false,
+    out_of_place: Some(|c, p, send, recv| {
+        (OPS[2].out_of_place.unwrap())(c, p, send, recv)?;
         if c.comm.rank() == 1 {
             recv[5] ^= 1;
         }
         Ok(())
     }),
-    in_place: Some(|c, buf| {
+    in_place: Some(|c, p, buf| {
         // One rank forgets to take part with its own data.
         if c.comm.rank() == 2 {
             buf.fill(0);
         }
-        (OPS[2].in_place.unwrap())(c, buf)
+        (OPS[2].in_place.unwrap())(c, p, buf)
     }),
 };
 
@@ -76,13 +79,16 @@ static OPEN: Spec = Spec {
     name: "open",
     operation: rustcomms::Operation::Barrier,
     reduces: false,
+    prefix: false,
     rooted: false,
     sizing: Sizing::Nothing,
+    blocks: Blocks::Even,
     bus: |_| 1.0,
     send: Extent::One,
     recv: Extent::One,
     want: |_| Vec::new(),
-    out_of_place: Some(|_, _, _| Ok(())),
+    keeps_rest: false,
+    out_of_place: Some(|_, _, _, _| Ok(())),
     in_place: None,
 };
 

@@ -1,15 +1,16 @@
 //! `rustcomms perf`: measures one operation over real ranks and checks its results.
 //!
-//! [`ops`] is the table of operations, [`numbers`] the data and what must become of them, [`site`] the buffers of a
+//! [`ops`] is what is to be known of an operation, `table` has a row of it for each, [`numbers`] the data and what must become of them, [`site`] the buffers of a
 //! call, [`mod@bench`] the measurement, [`plan`] the arguments' meaning, [`report`] the output.
 
-mod bench;
+pub(crate) mod bench;
 mod numbers;
-mod ops;
-mod plan;
-mod report;
-mod screen;
+pub(crate) mod ops;
+pub(crate) mod plan;
+pub(crate) mod report;
+pub(crate) mod screen;
 mod site;
+pub(crate) mod table;
 
 use std::fs::File;
 use std::io::Write;
@@ -38,13 +39,15 @@ const DEFAULT_RANKS: usize = 2;
 /// this. Without the variables of a launcher (rustcomms run, torchrun) the command starts its own ranks on
 /// this machine.
 ///
-/// OP is sendrecv (each rank sends to the next), broadcast, all_reduce, reduce, all_gather, reduce_scatter or
-/// barrier; nccl-tests' spelling (all_reduce_perf) is understood.
+/// OP is sendrecv (each rank sends to the next), broadcast, all_reduce, reduce, all_gather, all_gather_v, gather,
+/// gather_v, scatter, scatter_v, reduce_scatter, reduce_scatter_v, all_to_all, all_to_all_v, scan, exscan or barrier;
+/// nccl-tests' spelling (all_reduce_perf, alltoall) is understood.
 ///
-/// Sizes: for sendrecv, broadcast, all_reduce and reduce the bytes of one rank's buffer; for all_gather and
-/// reduce_scatter those of all ranks' shards together, each rounded down to a multiple of 16 bytes, so that small
-/// sizes become 0. The count column is elements per rank (per shard). algbw is bytes by time, in 1e9 bytes per
-/// second; busbw multiplies it by 2(n-1)/n for all_reduce, by (n-1)/n for all_gather and reduce_scatter.
+/// Sizes: for sendrecv, broadcast, all_reduce, reduce, scan and exscan the bytes of one rank's buffer; for the others
+/// those of all ranks' shards together, each rounded down to a multiple of 16 bytes, so that small sizes become 0. The
+/// count column is elements per rank (per shard). The shards of operations whose names end in _v have half of that more
+/// and less in turn. algbw is bytes by time, in 1e9 bytes per second; busbw multiplies it by 2(n-1)/n for all_reduce,
+/// and by (n-1)/n for those whose sizes are those of shards.
 ///
 /// Time: for each size and form, -w calls to warm up, a barrier, and -n timed calls that follow each other at once.
 /// The time column is their total by their number, averaged over ranks. With one root all the time, consecutive
@@ -52,7 +55,7 @@ const DEFAULT_RANKS: usize = 2;
 /// arrived everywhere. The JSON has also the fastest call and the 99th percentile, each call taken from its
 /// slowest rank.
 ///
-/// Forms: sendrecv and barrier have no in-place form (N/A). An out-of-place broadcast is an in-place one after the
+/// Forms: sendrecv, all_to_all_v and barrier have no in-place form (N/A). An out-of-place broadcast is an in-place one after the
 /// root has copied its input to its output, within the time.
 ///
 /// Checks: after the timed calls, calls on fresh data whose results are known exactly, on every type and operator; all
@@ -91,7 +94,7 @@ pub(crate) struct Args {
     /// Reduce operator, or all; what is not defined on a type is left out under all [default: sum].
     #[arg(short = 'o', long = "op", value_name = "OPERATOR")]
     op_name: Option<String>,
-    /// Root rank of broadcast and reduce, or all [default: 0].
+    /// Root rank of broadcast, reduce, gathers and scatters, or all [default: 0].
     #[arg(short = 'r', long, value_name = "RANK")]
     root: Option<String>,
     /// Checked calls per size and form; 0 checks nothing.

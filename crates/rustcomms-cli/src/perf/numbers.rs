@@ -59,6 +59,8 @@ pub(crate) struct Numbers {
     pub(crate) redop: Option<ReduceOp>,
     /// Ranks that take part.
     pub(crate) ranks: usize,
+    /// Whether the first few of them are reduced, too.
+    pub(crate) prefix: bool,
     /// Makes the data of each call its own.
     pub(crate) salt: u64,
 }
@@ -105,6 +107,11 @@ impl Numbers {
         let ranks = self.ranks as i128;
         match op {
             ReduceOp::Sum => summand(f.integers),
+            // The mean of some must be an integer, whoever they are: the same for all.
+            ReduceOp::Avg if self.prefix => {
+                let most = (f.integers / ranks).min(1000);
+                -most + i128::from(hash(self.salt, 0, index) >> 8) % (2 * most + 1)
+            }
             // Multiples of the number of ranks, so that the mean is an integer.
             ReduceOp::Avg if ranks <= f.integers => ranks * summand(f.integers / ranks),
             // No room for that: two ranks cancel, all others are 0.

@@ -1,7 +1,7 @@
 use super::*;
 
 fn numbers(dtype: DType, redop: Option<ReduceOp>, ranks: usize) -> Numbers {
-    Numbers { dtype, redop, ranks, salt: 7 }
+    Numbers { dtype, redop, ranks, prefix: false, salt: 7 }
 }
 
 fn pairs() -> impl Iterator<Item = (DType, ReduceOp)> {
@@ -33,6 +33,24 @@ fn floats_are_encoded_as_the_types_themselves_do() {
     }
     let half = |x| u16::from_ne_bytes(bytes(&numbers(DType::F16, Some(ReduceOp::Sum), 1), x).try_into().unwrap());
     assert_eq!([half(1), half(-2), half(2047), half(2048)], [0x3c00, 0xc000, 0x67ff, 0x6800]);
+}
+
+/// The means of the first ranks are exact, and so are the sums on the way.
+#[test]
+fn means_of_the_first_few_are_integers() {
+    for ranks in [1, 2, 3, 5, 8, 9, 40] {
+        for (dtype, op) in pairs().filter(|(_, op)| *op == ReduceOp::Avg) {
+            let Some(f) = float(dtype) else { continue };
+            let n = Numbers { prefix: true, ..numbers(dtype, Some(op), ranks) };
+            let mut seen = 0;
+            for index in 0..60 {
+                let sum = |k| (0..k).map(|r| n.input(r, index)).sum::<i128>();
+                assert!((1..=ranks).all(|k| sum(k) % k as i128 == 0 && sum(k).abs() <= f.integers));
+                seen += usize::from(sum(ranks) != 0);
+            }
+            assert!(seen > 30 || ranks as i128 > f.integers, "{dtype} {ranks}");
+        }
+    }
 }
 
 /// Whether all partial results in this order of ranks are exact, so that the order cannot matter.

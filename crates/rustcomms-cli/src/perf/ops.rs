@@ -1,6 +1,8 @@
-//! The operations that can be measured: one row of a table each.
+//! What is to be known of an operation to measure it: its buffers, its call, and what must become of the data.
 
 use rustcomms::{Communicator, DType, DynBuf, DynBufMut, OpDesc, Operation, ReduceOp, Result, With};
+
+pub(crate) use super::table::OPS;
 
 /// How the number of elements follows from the size asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,10 +18,22 @@ pub(crate) enum Sizing {
 /// Length of a buffer in terms of the count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Extent {
-    /// The count.
+    /// The count, or this rank's shard.
     One,
-    /// The count for each rank.
+    /// That of each rank.
     PerRank,
+}
+
+/// How long the shards of ranks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Blocks {
+    /// The count.
+    Even,
+    /// Half of the count more and less in turn, so that it is the mean.
+    Uneven,
+    /// As uneven, but in an order that every rank begins elsewhere: what `i` has for `j` is as long as what `j` has
+    /// for `i`.
+    Pairs,
 }
 
 /// Where one rank is in a call.
@@ -28,8 +42,46 @@ pub(crate) struct Place {
     pub(crate) rank: usize,
     pub(crate) ranks: usize,
     pub(crate) root: usize,
-    /// Elements, as the operation counts them.
+    /// Elements, as the operation counts them; of uneven shards the mean.
     pub(crate) count: usize,
+    pub(crate) blocks: Blocks,
+}
+
+impl Place {
+    /// Elements of the block that `owner` has for, or gets from, `other`; of shards, those of rank `other`.
+    pub(crate) const fn block(&self, owner: usize, other: usize) -> usize {
+        let k = match self.blocks {
+            Blocks::Even => return self.count,
+            Blocks::Uneven => other,
+            Blocks::Pairs => (owner + other) % self.ranks,
+        };
+        let half = self.count / 2;
+        match k % 2 {
+            // The last of an odd number has no partner that it could take from.
+            0 if k + 1 == self.ranks => self.count,
+            0 => self.count + half,
+            _ => self.count - half,
+        }
+    }
+
+    /// Where that block begins in the buffer of `owner`.
+    pub(crate) fn start(&self, owner: usize, other: usize) -> usize {
+        (0..other).map(|r| self.block(owner, r)).sum()
+    }
+
+    /// Elements of all blocks of this rank.
+    pub(crate) fn counts(&self) -> Vec<usize> {
+        (0..self.ranks).map(|r| self.block(self.rank, r)).collect()
+    }
+
+    /// Elements of this rank's own shard.
+    pub(crate) const fn own(&self) -> usize {
+        self.block(self.rank, self.rank)
+    }
+
+    pub(crate) const fn is_root(&self) -> bool {
+        self.rank == self.root
+    }
 }
 
 /// What a part of the output must be.
@@ -37,8 +89,8 @@ pub(crate) struct Place {
 pub(crate) enum Want {
     /// What this rank contributed, from this element on.
     From(usize, usize),
-    /// The reduction of what all ranks contributed, from this element on.
-    Reduced(usize),
+    /// The reduction of what the first so many ranks contributed, from this element on.
+    Reduced(usize, usize),
     /// What it was before.
     Kept,
 }
@@ -54,158 +106,45 @@ pub(crate) struct Call<'c> {
 }
 
 impl Call<'_> {
-    fn input<'a>(&self, bytes: &'a [u8]) -> Result<DynBuf<'a>> {
+    pub(crate) fn input<'a>(&self, bytes: &'a [u8]) -> Result<DynBuf<'a>> {
         DynBuf::new(bytes, self.dtype)
     }
 
-    fn output<'a>(&self, bytes: &'a mut [u8]) -> Result<DynBufMut<'a>> {
+    pub(crate) fn output<'a>(&self, bytes: &'a mut [u8]) -> Result<DynBufMut<'a>> {
         DynBufMut::new(bytes, self.dtype)
     }
 
-    fn is_root(&self) -> bool {
+    pub(crate) fn is_root(&self) -> bool {
         self.comm.rank() == self.root
     }
 }
 
-type OutOfPlace = fn(&Call<'_>, &[u8], &mut [u8]) -> Result<()>;
-type InPlace = fn(&Call<'_>, &mut [u8]) -> Result<()>;
+type OutOfPlace = fn(&Call<'_>, &Place, &[u8], &mut [u8]) -> Result<()>;
+type InPlace = fn(&Call<'_>, &Place, &mut [u8]) -> Result<()>;
 
 /// A row of the table.
 ///
-/// In place there is one buffer, as long as the longer of the two. A shard lies at `rank * count` of it.
+/// In place there is one buffer, as long as the longer of the two. A shard lies in it where its rank's block is.
 pub(crate) struct Spec {
     pub(crate) name: &'static str,
     pub(crate) operation: Operation,
     pub(crate) reduces: bool,
+    /// Reduces what the ranks up to this one, or before it, have.
+    pub(crate) prefix: bool,
     pub(crate) rooted: bool,
     pub(crate) sizing: Sizing,
+    pub(crate) blocks: Blocks,
     /// Bus bandwidth over algorithm bandwidth, for so many ranks.
     pub(crate) bus: fn(f64) -> f64,
     pub(crate) send: Extent,
     pub(crate) recv: Extent,
-    /// What the output must be, in parts of `count` elements.
-    pub(crate) want: fn(&Place) -> Vec<Want>,
+    /// What the output must be, in parts of so many elements.
+    pub(crate) want: fn(&Place) -> Vec<(usize, Want)>,
+    /// In place nothing but the output may change.
+    pub(crate) keeps_rest: bool,
     pub(crate) out_of_place: Option<OutOfPlace>,
     pub(crate) in_place: Option<InPlace>,
 }
-
-const fn once(_: f64) -> f64 {
-    1.0
-}
-
-/// All data but a rank's own crosses the bus.
-const fn others(n: f64) -> f64 {
-    (n - 1.0) / n
-}
-
-/// In the order of `--help`.
-pub(crate) const OPS: &[Spec] = &[
-    Spec {
-        name: "sendrecv",
-        operation: Operation::Batch,
-        reduces: false,
-        rooted: false,
-        sizing: Sizing::Whole,
-        bus: once,
-        send: Extent::One,
-        recv: Extent::One,
-        want: |p| vec![Want::From((p.rank + p.ranks - 1) % p.ranks, 0)],
-        // A batch takes typed slices; messages are bytes on the wire whatever their type.
-        out_of_place: Some(|c, send, recv| {
-            let (rank, n) = (c.comm.rank(), c.comm.size());
-            c.with.batch().send(send, (rank + 1) % n)?.recv(recv, (rank + n - 1) % n)?.issue()
-        }),
-        // Buffers of a batch must not overlap.
-        in_place: None,
-    },
-    Spec {
-        name: "broadcast",
-        operation: Operation::Broadcast,
-        reduces: false,
-        rooted: true,
-        sizing: Sizing::Whole,
-        bus: once,
-        send: Extent::One,
-        recv: Extent::One,
-        want: |p| vec![Want::From(p.root, 0)],
-        // The library broadcasts in place; out of place, in NCCL too, is that and a copy at the root.
-        out_of_place: Some(|c, send, recv| {
-            if c.is_root() {
-                recv.copy_from_slice(send);
-            }
-            c.with.broadcast_dyn(c.output(recv)?, c.root)
-        }),
-        in_place: Some(|c, buf| c.with.broadcast_dyn(c.output(buf)?, c.root)),
-    },
-    Spec {
-        name: "all_reduce",
-        operation: Operation::AllReduce,
-        reduces: true,
-        rooted: false,
-        sizing: Sizing::Whole,
-        bus: |n| 2.0 * others(n),
-        send: Extent::One,
-        recv: Extent::One,
-        want: |_| vec![Want::Reduced(0)],
-        out_of_place: Some(|c, send, recv| c.with.all_reduce_into_dyn(c.input(send)?, c.output(recv)?, c.redop)),
-        in_place: Some(|c, buf| c.with.all_reduce_dyn(c.output(buf)?, c.redop)),
-    },
-    Spec {
-        name: "reduce",
-        operation: Operation::Reduce,
-        reduces: true,
-        rooted: true,
-        sizing: Sizing::Whole,
-        bus: once,
-        send: Extent::One,
-        recv: Extent::One,
-        want: |p| vec![if p.rank == p.root { Want::Reduced(0) } else { Want::Kept }],
-        // All ranks pass an output, so that it is seen if one other than the root's is written.
-        out_of_place: Some(|c, send, recv| {
-            c.with.reduce_into_dyn(c.input(send)?, Some(c.output(recv)?), c.redop, c.root)
-        }),
-        in_place: Some(|c, buf| c.with.reduce_dyn(c.output(buf)?, c.redop, c.root)),
-    },
-    Spec {
-        name: "all_gather",
-        operation: Operation::AllGather,
-        reduces: false,
-        rooted: false,
-        sizing: Sizing::Shards,
-        bus: others,
-        send: Extent::One,
-        recv: Extent::PerRank,
-        want: |p| (0..p.ranks).map(|r| Want::From(r, 0)).collect(),
-        out_of_place: Some(|c, send, recv| c.with.all_gather_dyn(c.input(send)?, c.output(recv)?)),
-        in_place: Some(|c, buf| c.with.all_gather_in_place_dyn(c.output(buf)?)),
-    },
-    Spec {
-        name: "reduce_scatter",
-        operation: Operation::ReduceScatter,
-        reduces: true,
-        rooted: false,
-        sizing: Sizing::Shards,
-        bus: others,
-        send: Extent::PerRank,
-        recv: Extent::One,
-        want: |p| vec![Want::Reduced(p.rank * p.count)],
-        out_of_place: Some(|c, send, recv| c.with.reduce_scatter_dyn(c.input(send)?, c.output(recv)?, c.redop)),
-        in_place: Some(|c, buf| c.with.reduce_scatter_in_place_dyn(c.output(buf)?, c.redop)),
-    },
-    Spec {
-        name: "barrier",
-        operation: Operation::Barrier,
-        reduces: false,
-        rooted: false,
-        sizing: Sizing::Nothing,
-        bus: once,
-        send: Extent::One,
-        recv: Extent::One,
-        want: |_| Vec::new(),
-        out_of_place: Some(|c, _, _| c.with.barrier()),
-        in_place: None,
-    },
-];
 
 impl Spec {
     /// The row of this name; accepts nccl-tests' spelling (`all_reduce_perf`) and names without underscores.
@@ -260,13 +199,14 @@ impl Spec {
 
     /// Elements of the send and of the receive buffer.
     pub(crate) fn lengths(&self, p: &Place) -> (usize, usize) {
-        let of = |e: Extent| if e == Extent::PerRank { p.count * p.ranks } else { p.count };
+        // Uneven blocks make up as much as even ones.
+        let of = |e: Extent| if e == Extent::PerRank { p.count * p.ranks } else { p.own() };
         (of(self.send), of(self.recv))
     }
 
     /// Where input and output begin in the one buffer of the in-place form.
     pub(crate) fn offsets(&self, p: &Place) -> (usize, usize) {
-        let own = p.rank * p.count;
+        let own = p.start(p.rank, p.rank);
         match (self.send, self.recv) {
             (Extent::One, Extent::PerRank) => (own, 0),
             (Extent::PerRank, Extent::One) => (0, own),
@@ -295,11 +235,13 @@ mod tests {
             ("AllGather", "all_gather"),
             ("reduce-scatter", "reduce_scatter"),
             ("send_recv", "sendrecv"),
+            ("alltoall_perf", "all_to_all"),
+            ("alltoallv", "all_to_all_v"),
         ] {
             assert_eq!(Spec::find(given).unwrap().name, name);
         }
         let e = Spec::find("allredcue").err().unwrap();
-        assert!(e.contains("'allredcue'") && e.contains("all_gather, reduce_scatter, barrier"), "{e}");
+        assert!(e.contains("'allredcue'") && e.contains("exscan, barrier"), "{e}");
     }
 
     #[test]
@@ -327,8 +269,19 @@ mod tests {
         };
         near(bw("all_reduce", 4), 1.5);
         near(bw("all_gather", 4), 0.75);
-        near(bw("reduce_scatter", 4), 0.75);
-        for op in ["broadcast", "reduce", "sendrecv"] {
+        for op in [
+            "reduce_scatter",
+            "all_gather_v",
+            "gather",
+            "gather_v",
+            "scatter",
+            "scatter_v",
+            "all_to_all",
+            "all_to_all_v",
+        ] {
+            near(bw(op, 4), 0.75);
+        }
+        for op in ["broadcast", "reduce", "sendrecv", "scan", "exscan"] {
             near(bw(op, 4), 1.0);
         }
         near(bw("all_reduce", 1), 0.0);
@@ -336,16 +289,45 @@ mod tests {
     }
 
     #[test]
-    fn the_output_is_wanted_in_parts_that_cover_it() {
-        let p = Place { rank: 2, ranks: 3, root: 1, count: 4 };
-        for s in OPS.iter().filter(|s| s.sizing != Sizing::Nothing) {
-            let (send, recv) = s.lengths(&p);
-            assert_eq!((s.want)(&p).len() * p.count, recv, "{}", s.name);
-            let (i, o) = s.offsets(&p);
-            assert!(i + send <= send.max(recv) && o + recv <= send.max(recv), "{}", s.name);
+    fn uneven_blocks_add_up_and_pairs_fit() {
+        for ranks in 1..=6 {
+            let place = |rank, blocks| Place { rank, ranks, root: 0, count: 10, blocks };
+            for rank in 0..ranks {
+                for blocks in [Blocks::Even, Blocks::Uneven, Blocks::Pairs] {
+                    assert_eq!(place(rank, blocks).counts().iter().sum::<usize>(), 10 * ranks);
+                }
+                for other in 0..ranks {
+                    let block = |a, b| place(0, Blocks::Pairs).block(a, b);
+                    assert_eq!(block(rank, other), block(other, rank));
+                }
+            }
         }
-        let scatter = Spec::find("reduce_scatter").unwrap();
-        assert_eq!(((scatter.want)(&p), scatter.offsets(&p)), (vec![Want::Reduced(8)], (0, 8)));
-        assert_eq!((Spec::find("reduce").unwrap().want)(&p), [Want::Kept]);
+        assert_eq!(Place { rank: 0, ranks: 3, root: 0, count: 10, blocks: Blocks::Uneven }.counts(), [15, 5, 10]);
+        assert_eq!(Place { rank: 1, ranks: 3, root: 0, count: 10, blocks: Blocks::Pairs }.counts(), [5, 10, 15]);
+    }
+
+    #[test]
+    fn the_output_is_wanted_in_parts_that_cover_it() {
+        for s in OPS.iter().filter(|s| s.sizing != Sizing::Nothing) {
+            for rank in 0..3 {
+                let p = Place { rank, ranks: 3, root: 1, count: 4, blocks: s.blocks };
+                let (send, recv) = s.lengths(&p);
+                assert_eq!((s.want)(&p).iter().map(|(len, _)| len).sum::<usize>(), recv, "{}", s.name);
+                let (i, o) = s.offsets(&p);
+                assert!(i + send <= send.max(recv) && o + recv <= send.max(recv), "{}", s.name);
+            }
+        }
+        let p = Place { rank: 2, ranks: 3, root: 1, count: 4, blocks: Blocks::Even };
+        let want = |op: &str| (Spec::find(op).unwrap().want)(&p);
+        assert_eq!(want("reduce_scatter"), [(4, Want::Reduced(3, 8))]);
+        assert_eq!(Spec::find("reduce_scatter").unwrap().offsets(&p), (0, 8));
+        assert_eq!(want("reduce"), [(4, Want::Kept)]);
+        assert_eq!((want("scan"), want("exscan")), (vec![(4, Want::Reduced(3, 0))], vec![(4, Want::Reduced(2, 0))]));
+        assert_eq!(want("scatter"), [(4, Want::From(1, 8))]);
+        assert_eq!(want("all_to_all")[1], (4, Want::From(1, 8)));
+        // Lengths are 6, 2 and 4; rank 2 has its own first, rank 1 that of rank 2 in the middle.
+        let p = Place { blocks: Blocks::Pairs, ..p };
+        let want = (Spec::find("all_to_all_v").unwrap().want)(&p);
+        assert_eq!(want, [(4, Want::From(0, 8)), (6, Want::From(1, 6)), (2, Want::From(2, 10))]);
     }
 }

@@ -152,6 +152,14 @@ dynamic! {
     fn all_gather_v_dyn(input: DynBuf<'_>, output: DynBufMut<'_>, counts: &[usize])
         |w| w.prep_all_gather_v(Ok(input.raw()), Ok(output.raw()), counts, input.raw().dtype().size());
 
+    /// [`all_gather_v_in_place`](Self::all_gather_v_in_place) with the type chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// As [`all_gather_v_in_place`](Self::all_gather_v_in_place).
+    fn all_gather_v_in_place_dyn(buf: DynBufMut<'_>, counts: &[usize])
+        |w| w.prep_all_gather_v_in_place(Ok(buf.raw()), counts, buf.raw().dtype().size());
+
     /// [`gather`](Self::gather) with the type chosen at run time.
     ///
     /// # Errors
@@ -181,6 +189,14 @@ dynamic! {
             input.raw().dtype().size(),
             root,
         );
+
+    /// [`gather_v_in_place`](Self::gather_v_in_place) with the type chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// As [`gather_v_in_place`](Self::gather_v_in_place).
+    fn gather_v_in_place_dyn(buf: DynBufMut<'_>, counts: &[usize], root: usize)
+        |w| w.prep_gather_in_place(Ok(buf.raw()), Some(counts), buf.raw().dtype().size(), root);
 
     /// [`scatter`](Self::scatter) with the type chosen at run time.
     ///
@@ -212,6 +228,14 @@ dynamic! {
             root,
         );
 
+    /// [`scatter_v_in_place`](Self::scatter_v_in_place) with the type chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// As [`scatter_v_in_place`](Self::scatter_v_in_place).
+    fn scatter_v_in_place_dyn(buf: DynBufMut<'_>, counts: &[usize], root: usize)
+        |w| w.prep_scatter_in_place(Ok(buf.raw()), Some(counts), buf.raw().dtype().size(), root);
+
     /// [`reduce_scatter`](Self::reduce_scatter) with type and operator chosen at run time.
     ///
     /// # Errors
@@ -240,6 +264,19 @@ dynamic! {
             counts,
             Ok(output.raw()),
             Reducer::builtin(op, input.raw().dtype()),
+        );
+
+    /// [`reduce_scatter_v_in_place`](Self::reduce_scatter_v_in_place) with type and operator chosen at run time.
+    ///
+    /// # Errors
+    ///
+    /// `Unsupported` when the operator is not legal on the type; else as
+    /// [`reduce_scatter_v_in_place`](Self::reduce_scatter_v_in_place).
+    fn reduce_scatter_v_in_place_dyn(buf: DynBufMut<'_>, counts: &[usize], op: ReduceOp)
+        |w| w.prep_reduce_scatter_in_place(
+            Ok(buf.raw()),
+            Some(counts),
+            Reducer::builtin(op, buf.raw().dtype()),
         );
 
     /// [`all_to_all`](Self::all_to_all) with the type chosen at run time.

@@ -431,10 +431,13 @@ impl With<'_> {
 
     /// A buffer of one block per rank, each as long as `one`.
     fn shards_mut(&self, rule: &str, one: &RawBuf, all: RawBufMut) -> Result<RawBlocksMut> {
+        if self.size() == 0 {
+            return check::no_members();
+        }
         check::same_dtype(one.dtype(), all.dtype())?;
         check::counts("output", all.count(), rule, check::times(one.count(), self.size()))?;
         check::disjoint(one, &all)?;
-        if self.size() == 0 { check::no_members() } else { Ok(RawBlocksMut::even(all, self.size())) }
+        Ok(RawBlocksMut::even(all, self.size()))
     }
 
     fn even(&self, what: &str, buf: RawBufMut, unit: usize) -> Result<RawBlocksMut> {

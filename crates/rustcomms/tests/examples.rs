@@ -1,0 +1,127 @@
+//! The examples as processes: each starts its ranks, by itself and as a launcher does, and checks its own results.
+//!
+//! They are modules of this program, which runs itself again, so that they are never older than the test.
+
+#[path = "../examples/exchange.rs"]
+mod exchange;
+#[path = "../examples/gathers.rs"]
+mod gathers;
+#[path = "../examples/messages.rs"]
+mod messages;
+#[path = "../examples/overlap.rs"]
+mod overlap;
+#[path = "../examples/reductions.rs"]
+mod reductions;
+
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// Says which example this process is.
+const WHICH: &str = "TEST_EXAMPLE";
+/// Much longer than any takes.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Ends with the test; ranks end with the process that started them.
+struct Guard(Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Not a test but an example, in a process that [`run`] started.
+#[test]
+fn entry() {
+    let Ok(which) = std::env::var(WHICH) else { return };
+    let main = match which.as_str() {
+        "exchange" => exchange::main,
+        "gathers" => gathers::main,
+        "messages" => messages::main,
+        "overlap" => overlap::main,
+        "reductions" => reductions::main,
+        other => panic!("there is no example {other}"),
+    };
+    assert_eq!(main().unwrap_or_else(|e| panic!("{e}")), ExitCode::SUCCESS);
+}
+
+/// Runs an example on so many ranks; returns how it ended and what it printed.
+fn run(which: &str, ranks: usize, change: impl FnOnce(&mut Command)) -> (Option<i32>, String) {
+    // A file, not a pipe: nobody reads while it runs.
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut c = Command::new(std::env::current_exe().unwrap());
+    // For the test harness the number is the name of one more test, which does not exist.
+    c.arg(ranks.to_string()).args(["entry", "--exact", "--nocapture"]).env(WHICH, which).stdin(Stdio::null());
+    for v in ["RUSTCOMMS_RANK", "RUSTCOMMS_WORLD_SIZE", "RUSTCOMMS_ALGO", "RANK", "WORLD_SIZE"] {
+        c.env_remove(v);
+    }
+    // One offset for both, so that they do not write over each other.
+    let out = file.reopen().unwrap();
+    c.stderr(out.try_clone().unwrap()).stdout(out);
+    change(&mut c);
+    let mut child = Guard(c.spawn().unwrap());
+    let start = Instant::now();
+    let text = || std::fs::read_to_string(file.path()).unwrap();
+    loop {
+        if let Some(status) = child.0.try_wait().unwrap() {
+            return (status.code(), text());
+        }
+        assert!(start.elapsed() < DEADLINE, "{which} on {ranks} ranks hangs: {}", text());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn all_worlds(which: &str) {
+    for ranks in 1..=5 {
+        let (code, text) = run(which, ranks, |_| {});
+        assert_eq!(code, Some(0), "{which} on {ranks} ranks: {text}");
+        let line = format!("{which}: {ranks} ranks, all right\n");
+        assert_eq!(text.matches(&line).count(), 1, "rank 0 says it, once: {text}");
+    }
+}
+
+#[test]
+fn exchange() {
+    all_worlds("exchange");
+}
+
+#[test]
+fn gathers() {
+    all_worlds("gathers");
+}
+
+#[test]
+fn messages() {
+    all_worlds("messages");
+}
+
+#[test]
+fn overlap() {
+    all_worlds("overlap");
+}
+
+#[test]
+fn reductions() {
+    all_worlds("reductions");
+}
+
+#[test]
+fn a_launchers_rank_starts_no_ranks() {
+    // Alone in a launcher's world of one.
+    let (code, text) = run("reductions", 3, |c| {
+        c.env("RANK", "0").env("WORLD_SIZE", "1");
+    });
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("reductions: 1 ranks, all right\n"), "{text}");
+}
+
+#[test]
+fn a_failing_rank_fails_the_run() {
+    // An algorithm that does not exist is refused by every rank.
+    let (code, text) = run("reductions", 2, |c| {
+        c.env("RUSTCOMMS_ALGO", "rnig");
+    });
+    assert_ne!(code, Some(0), "{text}");
+    assert!(text.contains("there is no algorithm 'rnig'") && !text.contains("all right"), "{text}");
+}
