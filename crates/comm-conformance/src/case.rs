@@ -182,10 +182,30 @@ pub(crate) struct CallCase {
     /// The root, or the distance that messages go.
     pub(crate) root: usize,
     pub(crate) algo: Option<String>,
+    /// Neighbours make the call in other places and forms: what is local to a rank need not be the same on all.
+    pub(crate) mixed: bool,
     pub(crate) seed: u64,
 }
 
 impl CallCase {
+    /// The case as this rank plays it.
+    pub(crate) fn of_rank(&self, rank: usize) -> Self {
+        let mut mine = self.clone();
+        if !self.mixed {
+            return mine;
+        }
+        let turn = rank + (self.seed >> 50) as usize;
+        let all = CALLS.iter().filter(|(op, _)| *op == self.op).flat_map(|(_, places)| *places);
+        let dynamic = self.form == Form::Dynamic;
+        let places: Vec<Place> = all.copied().filter(|p| !dynamic || has_dynamic(self.op, *p)).collect();
+        mine.place = places[turn % places.len()];
+        let forms = [Form::Sync, Form::Async, Form::Future, Form::Scoped];
+        if forms.contains(&self.form) {
+            mine.form = forms[turn / 2 % forms.len()];
+        }
+        mine
+    }
+
     pub(crate) const fn values(&self, size: usize) -> Values {
         Values { kind: self.kind, oper: self.oper, style: self.style, size, seed: self.seed }
     }
@@ -255,6 +275,9 @@ impl fmt::Display for CallCase {
         write!(f, " {:?} {:?} {}", self.place, self.form, self.kind.name())?;
         if let Some(oper) = self.oper {
             write!(f, " {} {:?}", oper.name(), self.style)?;
+        }
+        if self.mixed {
+            write!(f, " and others")?;
         }
         write!(f, " count {}", self.count)?;
         if is_uneven(self.op) {

@@ -199,6 +199,7 @@ mod tests {
             split: Split::Uneven,
             root: 1,
             algo: None,
+            mixed: false,
             seed: 5,
         }
     }

@@ -165,6 +165,7 @@ impl Settings {
             split: splits[r[7]],
             root: r[4] % size,
             algo: algos[r[5]].map(|a| a.name.clone()),
+            mixed: mix(i as u64) % 4 == 1,
             seed: mix(key ^ (i as u64) << 8 ^ size as u64),
         };
         // To oneself one message after the other: only what is sent ahead.
@@ -202,6 +203,7 @@ impl Settings {
                     split: Split::Uneven,
                     root: (seed >> 32) as usize % size,
                     algo: algo.map(|a| a.name.clone()),
+                    mixed: false,
                     seed,
                 });
             }
@@ -226,6 +228,7 @@ impl Settings {
                 split: Split::Uneven,
                 root: 1,
                 algo: None,
+                mixed: false,
                 seed: mix(kind as u64 ^ mix(op as u64)),
             })
         };

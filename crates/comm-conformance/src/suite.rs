@@ -213,7 +213,7 @@ impl Suite {
 
     fn run_case(&self, comm: &Communicator, case: &Case) -> Result<Seen> {
         match case {
-            Case::Call(c) => exec::run(&Ctx::new(comm, c, self.timeout)),
+            Case::Call(c) => exec::run(&Ctx::new(comm, &c.of_rank(comm.rank()), self.timeout)),
             Case::Scene(s, seed) => Ok(Seen { complaints: s.run(comm, *seed, self.timeout)?, hash: None }),
             Case::Support(op) => self.support(comm, *op),
         }
@@ -274,6 +274,7 @@ impl Suite {
             split: Split::Uneven,
             root: 0,
             algo: None,
+            mixed: false,
             seed: 3,
         };
         let answer = exec::run(&Ctx::new(comm, &case, self.timeout));

@@ -125,10 +125,10 @@ impl Values {
                     _ => u128::from(value as u64),
                 };
                 // Ranks have different indices, not in their own order, and sometimes the same.
-                let index = if i % 3 == 0 { 7 } else { u128::from(h >> 16 & 0xfff) };
+                let index = if i.is_multiple_of(3) { 7 } else { u128::from(h >> 16 & 0xfff) };
                 value | index << if wide { 64 } else { 32 }
             }
-            (Oper::Ordered, Kind::U8) if h % 4 > 0 => 0,
+            (Oper::Ordered, Kind::U8) if !h.is_multiple_of(4) => 0,
             // Odd multipliers are never lost.
             (Oper::Ordered, Kind::Affine) => bits | 1,
             _ if self.style == Style::Special => {
