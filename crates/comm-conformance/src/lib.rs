@@ -38,7 +38,8 @@
 //!
 //! Where ranks are processes, each calls [`Suite::run_rank`] and [`Suite::finish`], and somebody collects the
 //! [`RankReport`]s (as text, see [`RankReport::to_text`]) and merges them with [`Suite::merge`]; or the ranks call
-//! [`Suite::gather`] in between. The example `conformance` does both, and is what `cargo xtask conformance` runs.
+//! [`Suite::gather`] in between. The example `conformance` has threads and processes, and is what `cargo xtask conformance`
+//! runs.
 
 mod buffer;
 mod case;

@@ -20,3 +20,27 @@ fn sim_does_what_is_expected_of_it() {
         assert!(report.passed() > 800, "{report}");
     }
 }
+
+#[test]
+fn ranks_can_collect_their_reports_themselves() {
+    let suite = suite().worlds(&[2]).filter("broadcast");
+    let comms = backend_sim::world(2, &CommOptions::new().name("collected")).unwrap();
+    let ranks: Vec<_> = comms
+        .into_iter()
+        .map(|comm| {
+            let suite = suite.clone();
+            std::thread::spawn(move || {
+                let mut report = suite.run_rank(&comm);
+                let whole = suite.gather(&comm, &report).unwrap();
+                suite.finish(&comm, &mut report);
+                (report, whole)
+            })
+        })
+        .collect();
+    let mut ranks: Vec<_> = ranks.into_iter().map(|t| t.join().unwrap()).collect();
+    let whole = ranks[0].1.take().unwrap();
+    assert!(ranks[1].1.is_none());
+    assert!(whole.failed() == 0 && whole.passed() > 50, "{whole}");
+    let apart = suite.merge(&ranks.into_iter().map(|(r, _)| Some(r)).collect::<Vec<_>>());
+    assert_eq!(apart, whole);
+}

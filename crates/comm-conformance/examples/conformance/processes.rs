@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use comm_conformance::{RankReport, Report, Suite};
@@ -49,7 +50,7 @@ fn started(size: usize) -> std::io::Result<(TcpStoreServer, Ranks)> {
     let server = TcpStoreServer::bind("127.0.0.1:0").map_err(std::io::Error::other)?;
     let mut ranks = Ranks(Vec::new());
     for rank in 0..size {
-        let out = nameless(rank)?;
+        let out = nameless()?;
         let mut c = Command::new(std::env::current_exe()?);
         c.args(std::env::args_os().skip(1))
             .arg("--child")
@@ -65,10 +66,10 @@ fn started(size: usize) -> std::io::Result<(TcpStoreServer, Ranks)> {
 }
 
 /// A file without a name: a pipe would stop a rank when nobody reads.
-fn nameless(rank: usize) -> std::io::Result<File> {
-    let (process, moment) = (std::process::id(), Instant::now());
-    let path = std::env::temp_dir()
-        .join(format!("rustcomms-conformance-{process}-{rank}-{moment:?}").replace([' ', '{', '}', ':'], ""));
+fn nameless() -> std::io::Result<File> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let (process, k) = (std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    let path = std::env::temp_dir().join(format!("rustcomms-conformance-{process}-{k}"));
     let f = File::options().read(true).write(true).create_new(true).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(f)
