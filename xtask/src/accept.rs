@@ -33,7 +33,7 @@ pub(crate) fn run(root: &Path) -> Result<(), String> {
 }
 
 /// A program that the build should have made.
-fn program(target: &Path, name: &str, what: &str) -> Result<PathBuf, String> {
+pub(crate) fn program(target: &Path, name: &str, what: &str) -> Result<PathBuf, String> {
     let path = target.join("release").join(format!("{name}{}", std::env::consts::EXE_SUFFIX));
     if path.is_file() {
         Ok(path)

@@ -1,4 +1,4 @@
-//! The command line, parsed by hand: two commands and two options do not need a library.
+//! The command line, parsed by hand: three commands and three options do not need a library.
 
 use crate::ci::Step;
 
@@ -7,6 +7,7 @@ use crate::ci::Step;
 pub(crate) enum Command {
     Accept,
     Ci(Selection),
+    Conformance { full: bool },
     Help,
 }
 
@@ -39,7 +40,12 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
             None => Ok(Command::Accept),
             Some(extra) => Err(format!("accept takes no argument, not '{extra}'")),
         },
-        other => Err(format!("unknown command '{other}'; known: ci, accept, help")),
+        "conformance" => match rest {
+            [] => Ok(Command::Conformance { full: false }),
+            [full] if full == "--full" => Ok(Command::Conformance { full: true }),
+            _ => Err(format!("conformance takes --full or nothing, not '{}'", rest.join(" "))),
+        },
+        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, help")),
     }
 }
 
@@ -79,6 +85,7 @@ pub(crate) fn help() -> String {
 USAGE
     cargo xtask ci [--only STEP]... [--skip STEP]...   run the checks in order, stop at the first failure
     cargo xtask accept                                 build release programs and check what they compute
+    cargo xtask conformance [--full]                   run the conformance suite over sim and tcp; --full takes up to 30 min
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -112,6 +119,9 @@ mod tests {
         assert_eq!(args("ci --only fmt -h"), Ok(Command::Help));
         assert_eq!(args("accept"), Ok(Command::Accept));
         assert_eq!(args("ci"), Ok(Command::Ci(Selection::default())));
+        assert_eq!(args("conformance"), Ok(Command::Conformance { full: false }));
+        assert_eq!(args("conformance --full"), Ok(Command::Conformance { full: true }));
+        assert!(args("conformance --fast").unwrap_err().contains("'--fast'"));
         assert!(args("accept now").unwrap_err().contains("'now'"));
         assert!(args("lint").unwrap_err().contains("'lint'"));
     }
@@ -139,6 +149,10 @@ mod tests {
         for step in Step::ALL {
             assert!(text.contains(step.name()) && text.contains(step.about()), "{step:?}");
         }
-        assert!(text.contains("cargo xtask accept") && text.contains("--skip STEP"));
+        assert!(
+            text.contains("cargo xtask accept")
+                && text.contains("cargo xtask conformance")
+                && text.contains("--skip STEP")
+        );
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::args::Selection;
 use crate::process::{Run, seconds};
-use crate::{accept, crates, hygiene};
+use crate::{accept, conformance, crates, hygiene};
 
 /// A test run that takes longer hangs.
 const TEST_DEADLINE: Duration = Duration::from_secs(25 * 60);
@@ -20,13 +20,23 @@ pub(crate) enum Step {
     Test,
     CratesAlone,
     Kernels,
+    Conformance,
     Accept,
 }
 
 impl Step {
     /// All, in the order in which they run.
-    pub(crate) const ALL: [Self; 8] =
-        [Self::Fmt, Self::Hygiene, Self::Clippy, Self::Doc, Self::Test, Self::CratesAlone, Self::Kernels, Self::Accept];
+    pub(crate) const ALL: [Self; 9] = [
+        Self::Fmt,
+        Self::Hygiene,
+        Self::Clippy,
+        Self::Doc,
+        Self::Test,
+        Self::CratesAlone,
+        Self::Kernels,
+        Self::Conformance,
+        Self::Accept,
+    ];
 
     /// The name for `--only` and `--skip`.
     pub(crate) const fn name(self) -> &'static str {
@@ -38,6 +48,7 @@ impl Step {
             Self::Test => "test",
             Self::CratesAlone => "crates-alone",
             Self::Kernels => "kernels",
+            Self::Conformance => "conformance",
             Self::Accept => "accept",
         }
     }
@@ -52,6 +63,9 @@ impl Step {
             Self::Test => "all tests and doc tests, with a deadline, leaving no process behind",
             Self::CratesAlone => "each crate builds alone; the CPU build has no GPU crate and no async runtime",
             Self::Kernels => "committed GPU kernels match their sources (there are none yet)",
+            Self::Conformance => {
+                "every operation's calls over sim and tcp, with every algorithm, give what they should"
+            }
             Self::Accept => "release programs: the training example and perf compute what they should",
         }
     }
@@ -77,6 +91,7 @@ impl Step {
                 println!("    nothing to check: this version has no GPU kernels");
                 Ok(())
             }
+            Self::Conformance => conformance::run(root, false),
             Self::Accept => accept::run(root),
         }
     }

@@ -6,6 +6,7 @@
 mod accept;
 mod args;
 mod ci;
+mod conformance;
 mod crates;
 mod expect;
 mod hygiene;
@@ -34,6 +35,9 @@ fn main() -> ExitCode {
         }
         Ok(Command::Ci(selection)) => ci::run(&root(), &selection),
         Ok(Command::Accept) => accept::run(&root()).map_err(|e| format!("accept: FAILED: {e}")),
+        Ok(Command::Conformance { full }) => {
+            conformance::run(&root(), full).map_err(|e| format!("conformance: FAILED: {e}"))
+        }
         Err(e) => Err(format!("xtask: {e}\nxtask: `cargo xtask --help` lists the commands")),
     };
     match ended {

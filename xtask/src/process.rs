@@ -78,6 +78,12 @@ impl Run {
         Ok(())
     }
 
+    /// Prints the command and runs it; what it prints last stays the last.
+    pub(crate) fn run_last(self) -> Result<(), String> {
+        println!("  $ {}", self.line);
+        self.finish(false).map(drop)
+    }
+
     /// Runs it silently and returns what it wrote to standard output.
     pub(crate) fn output(self) -> Result<String, String> {
         let line = self.line.clone();
