@@ -41,7 +41,7 @@ pub(super) fn look(found: &mut Findings) {
     }
 }
 
-/// What is wrong with a value that would otherwise be ignored; those that make calls fail are seen when they do.
+/// What is wrong with a value that this run does not try: it would be ignored, or a launched rank alone needs it.
 fn unusable(name: &str, value: &str) -> Option<String> {
     match name {
         "RUSTCOMMS_TIMEOUT" if !value.parse::<f64>().is_ok_and(|s| s > 0.0 && s.is_finite()) => {
@@ -49,6 +49,11 @@ fn unusable(name: &str, value: &str) -> Option<String> {
         }
         "RUSTCOMMS_SIMD" if !["", "portable", "avx2", "avx512"].contains(&value) => {
             Some(format!("{name}={value} is ignored: it is none of portable, avx2, avx512"))
+        }
+        "RUSTCOMMS_STORE" => {
+            let good =
+                value.rsplit_once(':').is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok());
+            (!good).then(|| format!("{name}={value} is not host:port"))
         }
         _ => None,
     }
@@ -96,11 +101,22 @@ mod tests {
     }
 
     #[test]
-    fn values_that_would_be_ignored() {
-        for (name, value) in [("RUSTCOMMS_TIMEOUT", "5s"), ("RUSTCOMMS_TIMEOUT", "-1"), ("RUSTCOMMS_SIMD", "sse")] {
+    fn values_that_are_not_tried() {
+        for (name, value) in [
+            ("RUSTCOMMS_TIMEOUT", "5s"),
+            ("RUSTCOMMS_TIMEOUT", "-1"),
+            ("RUSTCOMMS_SIMD", "sse"),
+            ("RUSTCOMMS_STORE", "node0"),
+            ("RUSTCOMMS_STORE", "node0:70000"),
+        ] {
             assert!(unusable(name, value).is_some_and(|e| e.contains(value)), "{name}={value}");
         }
-        for (name, value) in [("RUSTCOMMS_TIMEOUT", "0.5"), ("RUSTCOMMS_SIMD", "avx2"), ("RUSTCOMMS_ALGO", "x")] {
+        for (name, value) in [
+            ("RUSTCOMMS_TIMEOUT", "0.5"),
+            ("RUSTCOMMS_SIMD", "avx2"),
+            ("RUSTCOMMS_ALGO", "x"),
+            ("RUSTCOMMS_STORE", "[::1]:29500"),
+        ] {
             assert_eq!(unusable(name, value), None, "{name}={value}");
         }
     }
