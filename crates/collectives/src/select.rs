@@ -314,22 +314,22 @@ fn refuse(op: Operation, name: &str, commutative: bool, exists: bool) -> Error {
     let valid = valid.join(", ");
     Error::invalid(if exists {
         format!(
-            "{op} by '{name}' does not fold in rank order and needs a commutative operator; use one of {valid}, or none"
+            "{op} by '{name}' does not fold in rank order and needs a commutative operator; use one of {valid}, or leave the choice to the table"
         )
     } else {
-        format!("{op} has no algorithm '{name}'; use one of {valid}, or none")
+        format!("{op} has no algorithm '{name}'; use one of {valid}, or leave the choice to the table")
     })
 }
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:<16}{:>12}{:>8}  {:<20}operators", "operation", "max bytes", "ranks", "algorithm")?;
+        writeln!(f, "{:<16}{:>12}{:>11}  {:<20}operators", "operation", "max bytes", "max ranks", "algorithm")?;
         for r in self.rules() {
             let (bytes, ranks) = (limit(r.max_bytes, true), limit(r.max_ranks, false));
             let ranks = if r.only_powers_of_two { format!("{ranks} 2^k") } else { ranks };
             let which = if r.algorithm.keeps_order() { "all" } else { "commutative" };
             let (op, name) = (r.algorithm.operation().name(), r.algorithm.name());
-            writeln!(f, "{op:<16}{bytes:>12}{ranks:>8}  {name:<20}{which}")?;
+            writeln!(f, "{op:<16}{bytes:>12}{ranks:>11}  {name:<20}{which}")?;
         }
         Ok(())
     }
@@ -441,7 +441,7 @@ mod tests {
         assert!(e.to_string().contains("direct, recursive_doubling, rabenseifner, ring"), "{e}");
         let e = select(Operation::AllReduce, 1, 2, false, Some("ring")).unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }));
-        assert!(e.to_string().contains("direct, recursive_doubling, rabenseifner, or none"), "{e}");
+        assert!(e.to_string().contains("direct, recursive_doubling, rabenseifner, or leave"), "{e}");
         for forced in [None, Some("ring")] {
             let e = select(Operation::Send, 1, 2, true, forced).unwrap_err();
             assert!(matches!(e.kind(), ErrorKind::Unsupported { .. }), "{e}");

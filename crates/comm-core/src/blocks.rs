@@ -254,12 +254,14 @@ macro_rules! borrowed {
 readable! {
     [] &[B];
     [] &Vec<B>;
+    [] &Box<[B]>;
     [const N: usize] &[B; N];
 }
 
 writable! {
     [] &mut [B];
     [] &mut Vec<B>;
+    [] &mut Box<[B]>;
     [const N: usize] &mut [B; N];
 }
 
@@ -272,9 +274,11 @@ owned! {
 borrowed! {
     IntoBuf: [] &[B];
     IntoBuf: [] &Vec<B>;
+    IntoBuf: [] &Box<[B]>;
     IntoBuf: [const N: usize] &[B; N];
     IntoBufMut: [] &mut [B];
     IntoBufMut: [] &mut Vec<B>;
+    IntoBufMut: [] &mut Box<[B]>;
     IntoBufMut: [const N: usize] &mut [B; N];
 }
 

@@ -121,6 +121,11 @@ impl RawBufMut {
 ///
 /// `buf` returns a range of initialised `Elem`s that stays where it is, allocated and unchanged by
 /// anybody else, as long as `self` is neither moved out of its place, mutated nor dropped.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer that an operation can read",
+    note = "buffers are slices, vectors, boxed slices and arrays of values that travel between ranks",
+    note = "a single value `x` is a buffer as `[x]`, or borrowed as `std::slice::from_ref(&x)`"
+)]
 pub unsafe trait IntoBuf<M = Host> {
     /// The element type.
     type Elem: Pod;
@@ -134,6 +139,11 @@ pub unsafe trait IntoBuf<M = Host> {
 /// # Safety
 ///
 /// As for [`IntoBuf`], and the range may be written: holding `self` mutably excludes every other access.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no buffer that an operation can write",
+    note = "buffers are slices, vectors, boxed slices and arrays of values that travel between ranks",
+    note = "a single value `x` is a buffer as `std::slice::from_mut(&mut x)`"
+)]
 pub unsafe trait IntoBufMut<M = Host>: IntoBuf<M> {
     /// The range.
     fn buf_mut(&mut self) -> Result<RawBufMut>;

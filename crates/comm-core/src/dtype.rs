@@ -153,6 +153,12 @@ impl fmt::Display for DType {
 /// * Every byte of a value is initialised (no padding, no `MaybeUninit`).
 /// * Every bit pattern is a valid value — except for `bool`, which the library normalises itself.
 /// * The type holds no pointers, references or other process-local meaning that a peer could not use.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` cannot travel between ranks",
+    note = "`usize` and `isize` differ between machines: convert to `u64` or `i64`",
+    note = "an array of arrays is one buffer after `as_flattened()`",
+    note = "structs of your own: see the safety rules of `Pod` and implement it"
+)]
 pub unsafe trait Pod: Copy + Send + Sync + 'static {
     /// The element type on the wire.
     const DTYPE: DType = DType::U8;

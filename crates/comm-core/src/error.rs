@@ -177,16 +177,22 @@ impl ErrorKind {
 
     /// What the caller can do about it.
     #[must_use]
-    pub const fn advice(&self) -> &'static str {
+    pub fn advice(&self) -> &'static str {
         match self {
+            Self::Mismatch { theirs, ours, .. } if differ_in_length(theirs, ours) => {
+                "make both ranks use the same length and type for what they exchange"
+            }
+            Self::Mismatch { theirs, ours, .. } if theirs.disagreement(ours) == Some("algorithm") => {
+                "set RUSTCOMMS_ALGO, and the hint `algo`, alike on all ranks"
+            }
             Self::InvalidArgument { .. } => "correct the argument; the communicator is still usable",
             Self::Unsupported { .. } => "ask `supports` first, or choose another backend, operator or type",
             Self::Mismatch { .. } => "make every rank issue the same calls in the same order",
             Self::PeerRefused { .. } => "look at that rank's own error; the communicator is still usable",
             Self::Timeout { .. } => "look at what the missing ranks are doing, or raise the timeout",
-            Self::PeerFailed { .. } => "look at that rank's log; reconfigure or restart without it",
+            Self::PeerFailed { .. } => "look at that rank's log; create a new communicator without it",
             Self::Corrupt { .. } => "check that only rustcomms processes use this port, and the network's health",
-            Self::Aborted { .. } => "look at the cause; reconfigure or create a new communicator",
+            Self::Aborted { .. } => "look at the cause; create a new communicator",
             Self::StaleGeneration { .. } => "use the handles of the newest membership",
             Self::Bootstrap { .. } => {
                 "start the missing ranks and check that every rank has the same master address and world size"
@@ -203,6 +209,12 @@ impl ErrorKind {
     pub const fn leaves_communicator_usable(&self) -> bool {
         matches!(self, Self::InvalidArgument { .. } | Self::Unsupported { .. } | Self::PeerRefused { .. })
     }
+}
+
+/// Whether two ends of a message, or of a block between two ranks, disagree about it and nothing else.
+fn differ_in_length(theirs: &OpDesc, ours: &OpDesc) -> bool {
+    let message = !theirs.operation.is_collective() && !ours.operation.is_collective();
+    message || (ours.operation.is_pairwise() && theirs.disagreement(ours).is_none() && theirs.count != ours.count)
 }
 
 fn ranks(f: &mut fmt::Formatter<'_>, list: &[usize]) -> fmt::Result {
@@ -367,6 +379,16 @@ impl Error {
         Self(Arc::new(Inner { kind, context: self.0.context.clone() }))
     }
 
+    /// Call and kind, without place and advice: for use inside of another error.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        match (&self.0.context.op, self.0.context.seq) {
+            (Some(op), Some(seq)) => format!("{op} #{seq}: {}", self.kind()),
+            (Some(op), None) => format!("{op}: {}", self.kind()),
+            _ => self.kind().to_string(),
+        }
+    }
+
     /// Whether the communicator can be used after this error without reconfiguring it.
     #[must_use]
     pub fn is_recoverable(&self) -> bool {
@@ -400,7 +422,7 @@ impl fmt::Display for Error {
 
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {self}", self.kind().name())
+        write!(f, "{self}")
     }
 }
 

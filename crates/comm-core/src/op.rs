@@ -32,7 +32,7 @@ pub enum ReduceOp {
     Min = 2,
     /// Maximum. A NaN in any input makes the result NaN.
     Max = 3,
-    /// Mean. For integers the wrapping sum divided by the world size, truncated toward zero.
+    /// Mean. For integers the wrapping sum divided by the number of contributions (the world size; in prefix reductions the ranks up to this one), truncated toward zero.
     Avg = 4,
     /// Bitwise and; logical and for `bool`.
     BAnd = 5,
@@ -142,7 +142,7 @@ unit_ops! {
     Min;
     /// Maximum; NaN in any input makes the result NaN.
     Max;
-    /// Mean; for integers the wrapping sum divided by the world size, truncated toward zero.
+    /// Mean; for integers the wrapping sum divided by the number of contributions (the world size; in prefix reductions the ranks up to this one), truncated toward zero.
     Avg;
     /// Bitwise and; logical for `bool`.
     BAnd;

@@ -96,6 +96,19 @@ pub struct CommOptions {
     pub clock: Arc<dyn Clock>,
 }
 
+/// What `RUSTCOMMS_TIMEOUT` says.
+fn timeout_of_environment() -> Result<Option<Duration>> {
+    let Some(text) = std::env::var_os("RUSTCOMMS_TIMEOUT").filter(|v| !v.is_empty()) else { return Ok(None) };
+    let seconds = text.to_str().and_then(|t| t.trim().parse::<f64>().ok()).filter(|s| *s > 0.0);
+    match seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()) {
+        Some(d) => Ok(Some(d)),
+        None => Err(Error::invalid(format!(
+            "RUSTCOMMS_TIMEOUT is '{}', which is no positive number of seconds",
+            text.to_string_lossy()
+        ))),
+    }
+}
+
 impl Default for CommOptions {
     fn default() -> Self {
         Self::new()
@@ -103,15 +116,11 @@ impl Default for CommOptions {
 }
 
 impl CommOptions {
-    /// Defaults, with `RUSTCOMMS_TIMEOUT` applied if it is a positive number of seconds.
+    /// Defaults, with `RUSTCOMMS_TIMEOUT` (seconds) applied. A value that is no time is an error when a communicator
+    /// is made, see [`check_environment`](Self::check_environment).
     #[must_use]
     pub fn new() -> Self {
-        let timeout = std::env::var("RUSTCOMMS_TIMEOUT")
-            .ok()
-            .and_then(|v| v.parse::<f64>().ok())
-            .filter(|s| *s > 0.0)
-            .and_then(|s| Duration::try_from_secs_f64(s).ok())
-            .unwrap_or(DEFAULT_TIMEOUT);
+        let timeout = timeout_of_environment().ok().flatten().unwrap_or(DEFAULT_TIMEOUT);
         Self {
             name: None,
             rank: None,
@@ -125,6 +134,16 @@ impl CommOptions {
             hints: BTreeMap::new(),
             clock: Arc::new(RealClock),
         }
+    }
+
+    /// Whether what the environment says about defaults makes sense. Backends ask before the ranks meet, so that one
+    /// rank's bad setting is its own error.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` that names the variable.
+    pub fn check_environment() -> Result<()> {
+        timeout_of_environment().map(drop)
     }
 
     /// Sets the name.

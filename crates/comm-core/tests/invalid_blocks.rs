@@ -211,11 +211,14 @@ fn own_blocks_that_do_not_fit() {
             ("reduce_scatter_v", |c| c.reduce_scatter_v(&[0u32; 2], &mut [0u32], &two(c.size()), op::Sum)),
             ("reduce_scatter_v", |c| c.reduce_scatter_v_list(&list(c.size(), 2), &mut [0u32], op::Sum)),
             ("reduce_scatter", |c| c.reduce_scatter_list(&list(c.size(), 2), &mut [0u32], op::Sum)),
-            ("all_to_all", |c| c.all_to_all_list(&list(c.size(), 1), &mut list(c.size(), 2))),
         ],
     );
     all_refused(
-        &["the block for this rank itself has 2 elements but must have 1", "output's block 0"],
+        &["sends 1 elements to itself but receives 2 from itself", "entry 0 on both sides"],
+        &[("all_to_all", |c| c.all_to_all_list(&list(c.size(), 1), &mut list(c.size(), 2)))],
+    );
+    all_refused(
+        &["sends 2 elements to itself but receives 1 from itself", "entry 0 on both sides"],
         &[
             ("all_to_all_v", |c| {
                 c.all_to_all_v(&[0u32; 2], &mut vec![0u32; c.size()], &two(c.size()), &ones(c.size()))
@@ -259,7 +262,7 @@ fn lists_that_are_not_one_buffer_per_rank() {
 #[test]
 fn lists_of_unequal_buffers() {
     all_refused(
-        &["has 2 elements but buffer 0 has 1", "takes equal lengths", "_v uneven ones"],
+        &["has 2 elements but buffer 0 has 1", "_list takes equal lengths", "_v_list uneven ones"],
         &[
             ("all_gather", |c| c.all_gather_list(&[0u32], &mut uneven(c.size()))),
             ("gather", |c| c.gather_list(&[0u32], Some(&mut uneven(c.size())), 0)),

@@ -41,6 +41,7 @@ impl MeshOptions {
     ///
     /// `InvalidArgument` for unknown hints and for algorithms that do not exist.
     pub fn of(options: &CommOptions) -> Result<Self> {
+        CommOptions::check_environment()?;
         check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS])?;
         let environment = || std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty());
         let forced = options.hints.get("algo").cloned().or_else(environment);

@@ -170,7 +170,9 @@ impl<'c, 'a> Batch<'c, 'a> {
         self.entries.ops()
     }
 
-    /// Runs all messages and returns when all are done. May be called again.
+    /// Runs all messages and returns when all are done. May be called again with the same memory, which the batch
+    /// borrows as long as it lives; to change it in between, use [`AsyncBatch`] and
+    /// [`Communicator::batch_again`](crate::Communicator::batch_again).
     ///
     /// # Errors
     ///
@@ -246,7 +248,7 @@ impl BatchBuffers {
     }
 }
 
-/// A batch of owned buffers. Made by [`Communicator::batch_async`](crate::Communicator::batch_async).
+/// A batch of owned buffers; unlike [`Batch`] it is not chained, because each message added gives a slot. Made by [`Communicator::batch_async`](crate::Communicator::batch_async).
 ///
 /// ```no_run
 /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {

@@ -1,6 +1,6 @@
 //! The one place where arguments are validated.
 
-use crate::backend::OpRequest;
+use crate::backend::{OpRequest, P2pOp};
 use crate::buf::{RawBuf, RawBufMut};
 use crate::device::{Device, DeviceKind};
 use crate::dtype::DType;
@@ -83,7 +83,7 @@ pub(super) fn reachable(buf: &RawBuf, device: Device) -> Result<()> {
 }
 
 /// What all collective requests must satisfy; point-to-point calls ask before they take a number.
-pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Result<()> {
+pub(crate) fn request(request: &OpRequest, size: usize, device: Device) -> Result<()> {
     use OpRequest as R;
     if size == 0 {
         return no_members();
@@ -100,7 +100,8 @@ pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Resul
     }
     let written = |buf: &RawBufMut| reachable(&buf.as_const(), device);
     match request {
-        R::P2p(_) | R::Batch(_) | R::SendRecv(_) | R::Barrier => Ok(()),
+        R::P2p(_) | R::Batch(_) | R::SendRecv(_) => messages(request.messages(), device),
+        R::Barrier => Ok(()),
         R::Broadcast { buf, .. } => written(buf),
         R::AllReduce { input, output, .. } | R::Scan { input, output, .. } | R::Exscan { input, output, .. } => {
             reachable(input, device)?;
@@ -131,6 +132,13 @@ pub(super) fn request(request: &OpRequest, size: usize, device: Device) -> Resul
             output.iter().try_for_each(|b| written(&b))
         }
     }
+}
+
+fn messages(list: &[P2pOp], device: Device) -> Result<()> {
+    list.iter().try_for_each(|m| match m {
+        P2pOp::Send { buf, .. } => reachable(buf, device),
+        P2pOp::Recv { buf, .. } => reachable(&buf.as_const(), device),
+    })
 }
 
 /// Input and output must be disjoint.

@@ -12,7 +12,7 @@
 //! Validation, numbering, observing and tracking happen here, once, for all backends.
 
 pub(crate) mod batch;
-mod check;
+pub(crate) mod check;
 mod family;
 mod ops;
 mod prepare;
@@ -150,6 +150,10 @@ impl Drop for Handle {
 ///
 /// A call in which this rank's part is complete before the ranks' disagreement shows (a broadcast's root, a call without
 /// elements) returns well; the error then comes from the next call or from `finalize`.
+///
+/// Buffers are slices, vectors, boxed slices and arrays, borrowed by the synchronous forms. A `&mut [T]` that you were
+/// given yourself is moved into the call, as everywhere in generic code; write `&mut *x` to use it again. The type
+/// parameter `M` of the methods lets other crates add buffers of their own and never has to be named.
 ///
 /// A communicator belongs to the process that made it: do not use it in a forked child.
 ///

@@ -106,6 +106,13 @@ struct Adapter<B> {
     shared: Arc<Shared<B>>,
 }
 
+impl<B: HostBackend> Adapter<B> {
+    /// Slices are made of host memory only, whatever device the communicator was made for.
+    fn check(&self, request: &OpRequest) -> Result<()> {
+        crate::comm::check::request(request, self.shared.backend.info().size, Device::CPU)
+    }
+}
+
 impl<B: HostBackend> fmt::Debug for Adapter<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("HostBackend").field(&self.shared.backend).finish()
@@ -487,11 +494,13 @@ unsafe impl<B: HostBackend> Backend for Adapter<B> {
     }
 
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        self.check(request)?;
         // SAFETY: forwarded.
         unsafe { self.shared.run(request, call) }
     }
 
     unsafe fn start(&self, request: OpRequest, call: &CallInfo<'_>) -> Result<Box<dyn Pending>> {
+        self.check(&request)?;
         let cell = Arc::new(Cell::default());
         let job = Job {
             request,

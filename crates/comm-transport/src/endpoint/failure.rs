@@ -196,8 +196,8 @@ impl State {
         let told = || -> Error {
             let cause = match &f.calls {
                 // "This rank" would be another one there.
-                Some((seq, calls)) if *seq != u64::MAX => list_calls(*seq, calls),
-                _ => f.error.to_string(),
+                Some((seq, calls)) => list_calls(*seq, calls),
+                None => f.error.brief(),
             };
             ErrorKind::Aborted { rank: f.origin, cause }.into()
         };
@@ -379,7 +379,11 @@ fn differs(seq: u64, a: &OpDesc, b: &OpDesc) -> bool {
 /// Who called what, for a rank that took no part.
 fn list_calls(seq: u64, calls: &[(usize, OpDesc)]) -> String {
     const SHOWN: usize = 8;
-    let mut text = format!("calls do not match at collective {seq}");
+    let mut text = if seq == u64::MAX {
+        "messages do not match".to_owned()
+    } else {
+        format!("calls do not match at collective {seq}")
+    };
     for (i, (rank, desc)) in calls.iter().take(SHOWN).enumerate() {
         let sep = if i == 0 { ':' } else { ',' };
         text.push_str(&format!("{sep} rank {rank} called {desc}"));

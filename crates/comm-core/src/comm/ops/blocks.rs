@@ -67,8 +67,16 @@ forms! {
         |w, (i, o)| w.prep_all_gather_list(Operation::AllGatherV, i.buf(), o.bufs_mut());
 
     /// Concatenates everybody's `input` (equal lengths) in rank order into the root's `output` of world size times that
-    /// length. Other ranks may pass `None`; what they pass is not touched. Collective.
+    /// length. Other ranks may pass `None`; what they pass is not touched. A bare `None` needs its type
+    /// (`None::<&mut [f32]>`), `then_some` does not. Collective.
     /// Counterpart: `ncclGather`, `MPI_Gather`, `torchcomms gather_single`.
+    ///
+    /// ```no_run
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// let mut all = vec![0u64; 2 * comm.size()];
+    /// comm.gather(&[comm.rank() as u64, 7], (comm.rank() == 0).then_some(&mut all), 0)
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -100,8 +108,17 @@ forms! {
         |w, (i, o)| w.prep_gather_list(Operation::Gather, i.buf(), o.as_mut().map(|o| o.bufs_mut()), root);
 
     /// Concatenates everybody's `input`, of lengths that may differ, in rank order into the root's `output`. `counts[r]`
-    /// is the number of elements of rank `r`; only the root's counts and output matter. Collective.
-    /// Counterpart: `MPI_Gatherv`.
+    /// is the number of elements of rank `r`; only the root's counts and output matter, and blocks lie without gaps (for
+    /// others pass a list). Collective. Counterpart: `MPI_Gatherv`; NCCL and torchcomms have none.
+    ///
+    /// ```no_run
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// // Rank r has r values.
+    /// let counts: Vec<usize> = (0..comm.size()).collect();
+    /// let (mine, mut all) = (vec![1.0f32; comm.rank()], vec![0.0f32; counts.iter().sum()]);
+    /// comm.gather_v(&mine, (comm.rank() == 0).then_some(&mut all), &counts, 0)
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -125,7 +142,7 @@ forms! {
         |w, b| w.prep_gather_in_place(b.buf_mut(), Some(counts), size_of::<B::Elem>(), root);
 
     /// [`gather_v`](Self::gather_v) into a buffer per rank, which only the root needs to pass; their lengths are the
-    /// counts.
+    /// counts. Counterpart: `MPI_Gatherv` with displacements.
     ///
     /// # Errors
     ///
@@ -135,7 +152,8 @@ forms! {
         |w, (i, o)| w.prep_gather_list(Operation::GatherV, i.buf(), o.as_mut().map(|o| o.bufs_mut()), root);
 
     /// Cuts the root's `input` into a block per rank, each as long as everybody's `output`, and gives each rank its own.
-    /// Other ranks may pass `None`. Collective. Counterpart: `ncclScatter`, `MPI_Scatter`.
+    /// Other ranks may pass `None`, whose type a bare one needs (`None::<&[f32]>`). Collective.
+    /// Counterpart: `ncclScatter`, `MPI_Scatter`.
     ///
     /// # Errors
     ///
@@ -167,7 +185,17 @@ forms! {
         |w, (i, o)| w.prep_scatter_list(Operation::Scatter, i.as_ref().map(|i| i.bufs()), o.buf_mut(), root);
 
     /// Cuts the root's `input` into blocks of `counts[r]` elements and gives each rank its own. Only the root's counts
-    /// and input matter. Collective. Counterpart: `MPI_Scatterv`.
+    /// and input matter, and blocks lie without gaps (for others pass a list). Collective. Counterpart: `MPI_Scatterv`;
+    /// NCCL and torchcomms have none.
+    ///
+    /// ```no_run
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// let counts: Vec<usize> = (0..comm.size()).collect();
+    /// let all = vec![1.0f32; counts.iter().sum()];
+    /// let mut mine = vec![0.0f32; comm.rank()];
+    /// comm.scatter_v((comm.rank() == 0).then_some(&all), &mut mine, &counts, 0)
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -189,7 +217,7 @@ forms! {
         |w, b| w.prep_scatter_in_place(b.buf_mut(), Some(counts), size_of::<B::Elem>(), root);
 
     /// [`scatter_v`](Self::scatter_v) of a buffer per rank, which only the root needs to pass; their lengths are the
-    /// counts.
+    /// counts. Counterpart: `MPI_Scatterv` with displacements.
     ///
     /// # Errors
     ///

@@ -28,6 +28,15 @@ forms! {
     /// [`reduce_scatter`](Self::reduce_scatter) of a buffer per rank, each as long as `output`: rank `r` gets the
     /// reduction of everybody's `inputs[r]`. Counterpart: `torchcomms reduce_scatter`.
     ///
+    /// ```no_run
+    /// # use comm_core::op;
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// let inputs: Vec<Vec<f32>> = (0..comm.size()).map(|r| vec![r as f32; 4]).collect();
+    /// let mut mine = [0.0; 4];
+    /// comm.reduce_scatter_list(&inputs, &mut mine, op::Sum)
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// `InvalidArgument` when there is not one input per rank, lengths differ or buffers overlap; else as
@@ -108,6 +117,16 @@ forms! {
     /// `recv_counts[r]` elements of `output` come from it; the blocks lie one after the other. What `i` sends to `j` must be
     /// as long as what `j` receives from `i`; zero is allowed. Counts are elements, not rows. Collective.
     /// Counterpart: `ncclSend` and `ncclRecv` in a group, `MPI_Alltoallv`, `torchcomms all_to_all_v_single`.
+    ///
+    /// ```no_run
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// // Rank i sends j values to rank j, so it receives its own number from each.
+    /// let (n, me) = (comm.size(), comm.rank());
+    /// let (send, recv): (Vec<usize>, Vec<usize>) = ((0..n).collect(), vec![me; n]);
+    /// let (input, mut output) = (vec![me as f32; send.iter().sum()], vec![0.0; me * n]);
+    /// comm.all_to_all_v(&input, &mut output, &send, &recv)
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -31,11 +31,12 @@ macro_rules! forms {
             }
 
             #[doc = concat!("Asynchronous [`", stringify!($name), "`](Self::", stringify!($name), "): takes the")]
-            /// buffers, and the work gives them back.
+            /// buffers, and the work gives them back: several as a tuple in the order of the arguments, an `Option` as
+            /// an `Option`.
             ///
             /// # Errors
             ///
-            /// As there; errors of the transfer come from the work.
+            /// As there, and then the buffers are dropped; errors of the transfer come from the work.
             pub fn $async<M, $($G,)* $($O)?>(
                 &self, $($b: $bt),+ $(, $($a: $at),*)?
             ) -> $crate::Result<$crate::Work<($($bt),+)>>
@@ -60,11 +61,12 @@ macro_rules! forms {
             }
 
             #[doc = concat!("Asynchronous [`", stringify!($name), "`](Self::", stringify!($name), "): takes the")]
-            /// buffers, and the work gives them back.
+            /// buffers, and the work gives them back: several as a tuple in the order of the arguments, an `Option` as
+            /// an `Option`.
             ///
             /// # Errors
             ///
-            /// As there; errors of the transfer come from the work.
+            /// As there, and then the buffers are dropped; errors of the transfer come from the work.
             pub fn $async<M, $($G,)* $($O)?>(
                 &self, $($b: $bt),+ $(, $($a: $at),*)?
             ) -> $crate::Result<$crate::Work<($($bt),+)>>

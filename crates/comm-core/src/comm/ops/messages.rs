@@ -18,7 +18,7 @@ forms! {
     /// `InvalidArgument` for a rank out of range; `Mismatch` when the receiver expects another length or type.
     fn send, send_async [B: IntoBuf + StreamOrdered] (buf: B; dst: usize) |w, b| w.prep_send(b.buf(), dst);
 
-    /// Receives exactly `buf`'s length from `src`. Counterpart: `ncclRecv`, `MPI_Recv`, `torchcomms recv`.
+    /// Receives exactly `buf`'s length from `src`, the next message with the call's tag. Counterpart: `ncclRecv`, `MPI_Recv`, `torchcomms recv`.
     ///
     /// # Errors
     ///
@@ -26,10 +26,10 @@ forms! {
     fn recv, recv_async [B: IntoBufMut + StreamOrdered] (buf: B; src: usize) |w, b| w.prep_recv(b.buf_mut(), src);
 
     /// Sends `send` to `dst` and receives `recv` from `src`, which progress together: rings and exchanges of pairs
-    /// cannot deadlock, whatever the lengths, and a rank may exchange with itself. Types and lengths of the two may
-    /// differ. The other ends may be any of [`send`](Self::send), [`recv`](Self::recv), `sendrecv` and batches.
+    /// cannot deadlock, whatever the lengths, and a rank may exchange with itself. Both messages have the call's tag.
+    /// Types and lengths of the two may differ. The other ends may be any of [`send`](Self::send), [`recv`](Self::recv), `sendrecv` and batches.
     ///
-    /// Counterpart: `MPI_Sendrecv`; `ncclSend` and `ncclRecv` in a group; a torchcomms batch of two.
+    /// Counterpart: `MPI_Sendrecv` (whose arguments are in another order); `ncclSend` and `ncclRecv` in a group; a torchcomms batch of two.
     ///
     /// # Errors
     ///

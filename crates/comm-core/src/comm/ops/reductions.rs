@@ -40,7 +40,17 @@ forms! {
         |w, (i, o)| w.prep_reduce_into(i.buf(), o.as_mut().map(|o| o.buf_mut()), Ok(op.reducer()), root);
 
     /// Prefix reduction, in place: rank `r` gets the reduction of the buffers of ranks `0` to `r`, folded in rank
-    /// order. All pass the same length. `Avg` divides by `r + 1`. Collective. Counterpart: `MPI_Scan`.
+    /// order. All pass the same length. `Avg` divides by `r + 1`. Collective. Counterpart: `MPI_Scan`; NCCL and
+    /// torchcomms have none.
+    ///
+    /// ```no_run
+    /// # use comm_core::op;
+    /// # fn f(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    /// // Where this rank's values begin among those of all.
+    /// let mut begin = [0u64];
+    /// comm.exscan_into(&[17u64], &mut begin, op::Sum)
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -59,7 +69,7 @@ forms! {
 
     /// Exclusive prefix reduction, in place: rank `r` gets the reduction of the buffers of ranks `0` to `r - 1`, folded
     /// in rank order. Rank 0 has nothing before it: its buffer is unchanged. `Avg` divides by `r`. Collective.
-    /// Counterpart: `MPI_Exscan`.
+    /// Counterpart: `MPI_Exscan`; NCCL and torchcomms have none.
     ///
     /// # Errors
     ///

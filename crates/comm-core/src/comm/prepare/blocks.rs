@@ -413,7 +413,14 @@ impl With<'_> {
             desc = desc.elements(own.dtype(), own.count());
             let output = output?;
             check::same_dtype(input.dtype(), output.dtype())?;
-            self.fits("the block for this rank itself", "the output's", &own, &output.as_const())?;
+            let (rank, expected) = (self.comm.rank(), output.get(self.comm.rank()).count());
+            if own.count() != expected {
+                return Err(Error::invalid(format!(
+                    "this rank sends {} elements to itself but receives {expected} from itself: entry {rank} on both \
+                     sides must be equal",
+                    own.count()
+                )));
+            }
             for b in input.iter() {
                 apart(&output, &b)?;
             }
@@ -564,7 +571,7 @@ fn alike(what: &str, op: Operation, mut bufs: impl Iterator<Item = RawBuf>) -> R
         }
         if !uneven && b.bytes() != first.bytes() {
             return Err(Error::invalid(format!(
-                "{what} buffer {} has {} elements but buffer 0 has {}; {op} takes equal lengths, {op}_v uneven ones",
+                "{what} buffer {} has {} elements but buffer 0 has {}; {op}_list takes equal lengths, {op}_v_list uneven ones",
                 i + 1,
                 b.count(),
                 first.count()
