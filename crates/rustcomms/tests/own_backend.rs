@@ -144,7 +144,15 @@ fn a_rank_that_does_not_join_is_named() {
     // One that comes afterwards learns that it is too late, and does not wait.
     let e = join("alone", 1, 2).unwrap().barrier().unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::Aborted { rank: 0, cause } if cause.contains("timed out")), "{e}");
-    let e = join("large", 5, 2).unwrap_err();
+    let e = join("large", 2, 2).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+}
+
+#[test]
+fn it_works_on_host_memory() {
+    join("host", 0, 1).unwrap();
+    let options = CommOptions::new().name("device").rank_and_size(0, 1);
+    let e = rustcomms::new_comm("board", Device::cuda(None), options).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
 }
 

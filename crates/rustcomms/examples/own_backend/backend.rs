@@ -10,23 +10,24 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustcomms::{
-    BackendInfo, CallInfo, CallNumber, Clock, Communicator, Error, ErrorKind, HostBackend, OpDesc, OpQuery,
-    Operation as Op, PeerCause, Phase, RealClock, Reducer, Result, Support, host_backend, register_backend,
+    BackendInfo, CallInfo, CallNumber, Clock, Communicator, Device, Error, ErrorKind, HostBackend, OpDesc, OpQuery,
+    Operation as Op, PeerCause, Phase, RealClock, Reducer, Result, Support, host_backend,
 };
 
 /// Makes `board` known to `new_comm`. Joining does not wait, the first call does. When all have joined, the name is free.
 pub(crate) fn register() {
     let boards: Mutex<HashMap<String, (Arc<Board>, usize)>> = Mutex::default();
-    register_backend("board", move |device, options| {
-        let Some((rank, size)) = options.rank.zip(options.size).filter(|(rank, size)| rank < size) else {
-            return Err(Error::invalid("backend board needs a rank and a size: CommOptions::rank_and_size"));
+    rustcomms::register_backend("board", move |device, options| {
+        let Some((rank, n)) = options.rank.zip(options.size).filter(|(rank, n)| rank < n && device == Device::CPU)
+        else {
+            return Err(Error::invalid("backend board needs Device::CPU and CommOptions::rank_and_size"));
         };
         let (mut boards, name) = (boards.lock(), options.effective_name().to_owned());
         let (board, joined) = boards.remove(&name).unwrap_or_default();
-        if joined + 1 < size {
+        if joined + 1 < n {
             boards.insert(name, (Arc::clone(&board), joined + 1));
         }
-        let member = Member { info: BackendInfo::new("board", rank, size), board, clock: Arc::new(RealClock) };
+        let member = Member { info: BackendInfo::new("board", rank, n), board, clock: Arc::new(RealClock) };
         Communicator::from_backend(host_backend(member), device, options)
     });
 }
