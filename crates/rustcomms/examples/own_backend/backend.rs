@@ -11,17 +11,15 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex};
 use rustcomms::{
     BackendInfo, CallInfo, CallNumber, Clock, Communicator, Device, Error, ErrorKind, HostBackend, OpDesc, OpQuery,
-    Operation as Op, PeerCause, Phase, RealClock, Reducer, Result, Support, host_backend,
+    Operation as Op, PeerCause, Phase, RealClock, Reducer, Result, Support, host_backend, register_backend,
 };
 
 /// Makes `board` known to `new_comm`. Joining does not wait, the first call does. When all have joined, the name is free.
 pub(crate) fn register() {
     let boards: Mutex<HashMap<String, (Arc<Board>, usize)>> = Mutex::default();
-    rustcomms::register_backend("board", move |device, options| {
-        let Some((rank, n)) = options.rank.zip(options.size).filter(|(rank, n)| rank < n && device == Device::CPU)
-        else {
-            return Err(Error::invalid("backend board needs Device::CPU and CommOptions::rank_and_size"));
-        };
+    register_backend("board", move |device, options| {
+        let place = options.rank.zip(options.size).filter(|(rank, n)| rank < n && device == Device::CPU);
+        let (rank, n) = place.ok_or_else(|| Error::invalid("backend board needs Device::CPU and rank_and_size"))?;
         let (mut boards, name) = (boards.lock(), options.effective_name().to_owned());
         let (board, joined) = boards.remove(&name).unwrap_or_default();
         if joined + 1 < n {
@@ -47,8 +45,7 @@ type About = (u64, Option<(usize, usize, u32)>);
 /// What each rank calls, with its letter, and how many ranks need them no more.
 type Call = (BTreeMap<usize, (OpDesc, Letter)>, usize);
 /// Bytes, or the reason why a rank refuses the call.
-type Letter = Result<Bytes, String>;
-type Bytes = Arc<[u8]>;
+type Letter = Result<Arc<[u8]>, String>;
 
 #[derive(Debug)]
 struct Member {
@@ -59,7 +56,7 @@ struct Member {
 
 impl Member {
     /// Leaves a letter, if any, waits until those of the ranks `from` are there, and returns all.
-    fn meet(&self, about: About, mine: Option<Letter>, from: Range<usize>, call: &CallInfo<'_>) -> Result<Vec<Bytes>> {
+    fn meet(&self, about: About, mine: Option<Letter>, from: Range<usize>, call: &CallInfo) -> Result<Vec<Arc<[u8]>>> {
         let (me, ours, start, mut state) = (self.info.rank, call.desc, Instant::now(), self.board.0.lock());
         // A call made after the end does not pass, even if what it needs is there.
         let late = state.over.is_some();
@@ -81,7 +78,8 @@ impl Member {
             let missing: Vec<_> = from.clone().filter(|rank| !letters.contains_key(rank)).collect();
             // Refusals first: they end a call, not the communicator.
             let refusals = letters.iter().filter(|(_, (_, letter))| letter.is_err());
-            let (all, elapsed): (Result<_, _>, _) = (refusals.chain(letters).map(read).collect(), start.elapsed());
+            let all: Result<_, _> = refusals.chain(letters).map(read).collect();
+            let elapsed = start.elapsed();
             match (all, self.told(&state)) {
                 (Ok(_), Some(e)) if late || !missing.is_empty() => return Err(e),
                 (all, _) if all.is_err() || missing.is_empty() => break all,
@@ -103,7 +101,7 @@ impl Member {
     }
 
     /// A letter from and to everybody, in rank order: all collectives are made of this.
-    fn gather(&self, bytes: &[u8], call: &CallInfo<'_>) -> Result<Vec<Bytes>> {
+    fn gather(&self, bytes: &[u8], call: &CallInfo) -> Result<Vec<Arc<[u8]>>> {
         self.meet((call.seq, None), Some(Ok(bytes.into())), 0..self.info.size, call)
     }
 
@@ -190,7 +188,7 @@ impl HostBackend for Member {
     fn finalize(&self, timeout: Duration) -> Result<()> {
         // No other call has this number. Once one rank is through, all get through.
         let call = CallInfo::new(OpDesc::new(Op::Finalize), u64::MAX, 0, timeout);
-        self.gather(&[], &call).map(|_| self.abort(&ErrorKind::Finalized.into()))
+        self.barrier(&call).map(|()| self.abort(&ErrorKind::Finalized.into()))
     }
 
     fn close(&self) {
