@@ -2,11 +2,9 @@
 
 #[path = "../examples/own_backend/backend.rs"]
 mod backend;
-#[path = "../examples/own_backend/board.rs"]
-mod board;
 
-use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustcomms::{CommOptions, Communicator, Device, ErrorKind, OpQuery, Operation, PeerCause, Result, op};
@@ -17,7 +15,7 @@ fn join(name: &str, rank: usize, size: usize) -> Result<Communicator> {
     static ONCE: Once = Once::new();
     ONCE.call_once(backend::register);
     let options = CommOptions::new().name(name).rank_and_size(rank, size).timeout(LONG);
-    rustcomms::new_comm("board", Device::CPU, options.bootstrap_timeout(LONG))
+    rustcomms::new_comm("board", Device::CPU, options)
 }
 
 /// Runs `body` as the ranks of a world; nothing may take as long as a timeout.
@@ -97,6 +95,18 @@ fn supports_says_what_calls_do() {
             _ => panic!("{e}"),
         }
         comm.barrier().unwrap();
+        // Also when the others, whose call is another one, are there before.
+        match comm.rank() {
+            1 => {
+                std::thread::sleep(Duration::from_millis(30));
+                comm.reduce(&mut [1u8], op::Sum, 0).unwrap_err();
+            }
+            _ => {
+                let e = comm.barrier().unwrap_err();
+                assert!(matches!(e.kind(), ErrorKind::PeerRefused { rank: 1, .. }), "{e}");
+            }
+        }
+        comm.barrier().unwrap();
         end(&comm);
     });
 }
@@ -128,12 +138,32 @@ fn a_missing_rank_is_named() {
 
 #[test]
 fn a_rank_that_does_not_join_is_named() {
-    let options = CommOptions::new().name("alone").rank_and_size(0, 2).bootstrap_timeout(Duration::from_millis(50));
-    ranks(1, |comm| end(&comm));
-    let e = rustcomms::new_comm("board", Device::CPU, options).unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::Bootstrap { missing, .. } if *missing == [1]), "{e}");
-    let e = join("large", 5, 2).unwrap_err();
+    let comm = join("alone", 0, 2).unwrap();
+    let e = comm.with(rustcomms::CallOptions::new().timeout(Duration::from_millis(50))).barrier().unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::Timeout { missing, .. } if *missing == [1]), "{e}");
+    // One that comes afterwards learns that it is too late, and does not wait.
+    let e = join("alone", 1, 2).unwrap().barrier().unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::Aborted { rank: 0, cause } if cause.contains("timed out")), "{e}");
+    let e = join("large", 2, 2).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+}
+
+#[test]
+fn it_works_on_host_memory() {
+    join("host", 0, 1).unwrap();
+    let options = CommOptions::new().name("device").rank_and_size(0, 1);
+    let e = rustcomms::new_comm("board", Device::cuda(None), options).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+}
+
+#[test]
+fn a_name_serves_again() {
+    for size in [2, 1, 3] {
+        let comms: Vec<_> = (0..size).map(|rank| join("again", rank, size).unwrap()).collect();
+        std::thread::scope(|s| {
+            comms.iter().for_each(|comm| drop(s.spawn(|| comm.barrier().and_then(|()| comm.finalize(LONG)).unwrap())));
+        });
+    }
 }
 
 #[test]
@@ -161,15 +191,22 @@ fn different_calls_are_shown_to_all() {
             assert!(if rank == odd { !ranks.is_empty() && !ranks.contains(&odd) } else { *ranks == [odd] }, "{e}");
         }
     }
-    // A message, also in a batch: its sender learns of it from the next call.
+    // A message, also in a batch: its sender, who was done, is told of it in the next call.
     ranks(2, |comm| {
         let e = match comm.rank() {
             0 => comm.batch().send(&[1i32], 1).unwrap().issue().and_then(|()| comm.barrier()),
             _ => comm.batch().recv(&mut [1f32], 0).unwrap().issue(),
         };
         let e = e.unwrap_err();
-        let ErrorKind::Mismatch { seq: 0, ranks, theirs, ours } = e.kind() else { panic!("{e}") };
-        assert_eq!((*ranks == [1 - comm.rank()], theirs.dtype == ours.dtype), (true, false), "{e}");
+        match e.kind() {
+            ErrorKind::Mismatch { seq: 0, ranks, theirs, ours } => {
+                assert!(comm.rank() == 1 && *ranks == [0] && theirs.dtype != ours.dtype, "{e}");
+            }
+            ErrorKind::Aborted { rank: 1, cause } => {
+                assert!(comm.rank() == 0 && ["i32", "f32"].iter().all(|dtype| cause.contains(dtype)), "{e}");
+            }
+            _ => panic!("{e}"),
+        }
     });
 }
 
@@ -190,6 +227,58 @@ fn a_refused_call_harms_nobody_else() {
         comm.barrier().unwrap();
         end(&comm);
     });
+}
+
+#[test]
+fn a_refused_message_harms_nobody_else() {
+    struct Veto;
+    impl rustcomms::Observer for Veto {
+        fn pre(&self, _: &rustcomms::Call<'_>) -> Result<(), String> {
+            Err("not today".to_owned())
+        }
+    }
+    for (receiver_first, n) in [(false, 2), (true, 2), (true, 1)] {
+        ranks(n, |comm| {
+            let (from, to) = (comm.rank() == 0, comm.rank() == n - 1);
+            let late = if receiver_first { from } else { to };
+            let pause = || std::thread::sleep(Duration::from_millis(if late && n > 1 { 30 } else { 0 }));
+            // The sender does not want it.
+            pause();
+            if from {
+                let _veto = comm.observe(Arc::new(Veto));
+                let e = comm.send(&[1u8], n - 1).unwrap_err();
+                assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+            }
+            if to {
+                let e = comm.recv(&mut [0u8], 0).unwrap_err();
+                assert!(matches!(e.kind(), ErrorKind::PeerRefused { rank: 0, .. }), "{e}");
+            }
+            comm.barrier().unwrap();
+            // The receiver does not. A sender who was there before is done.
+            pause();
+            if to {
+                let _veto = comm.observe(Arc::new(Veto));
+                let e = comm.recv(&mut [0u8], 0).unwrap_err();
+                assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+            }
+            if from {
+                match comm.send(&[1u8], n - 1) {
+                    Err(e) => assert!(matches!(e.kind(), ErrorKind::PeerRefused { rank, .. } if *rank == n - 1), "{e}"),
+                    Ok(()) => assert!(!receiver_first),
+                }
+            }
+            // The next message is the next.
+            let mut x = [0u8];
+            if from {
+                comm.send(&[7u8], n - 1).unwrap();
+            }
+            if to {
+                comm.recv(&mut x, 0).unwrap();
+                assert_eq!(x, [7]);
+            }
+            end(&comm);
+        });
+    }
 }
 
 #[test]

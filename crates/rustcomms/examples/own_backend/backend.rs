@@ -1,73 +1,115 @@
-//! The backend `board`: broadcast, all_reduce, all_gather, send, recv and barrier for ranks that are threads of one process.
+//! The backend `board`: six operations for ranks that are threads of one process, over a board where they leave letters.
 //!
-//! Everything else answers `Unsupported`, batches and `sendrecv` come with send and recv, and the asynchronous and scoped
-//! forms from the adapter. Arguments arrive validated.
+//! Where a real backend has sockets or a library, two things matter too: no wait is without a deadline, and what ends one
+//! rank's wait is told to all. Arguments arrive validated; the adapter adds batches and asynchronous and scoped forms.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use rustcomms::{
-    BackendInfo, CallInfo, CallNumber, Clock, Communicator, DeviceKind, Error, ErrorKind, HostBackend, OpDesc, OpQuery,
-    Operation, PeerCause, RealClock, Reducer, Result, Support, host_backend, register_backend,
+    BackendInfo, CallInfo, CallNumber, Clock, Communicator, Device, Error, ErrorKind, HostBackend, OpDesc, OpQuery,
+    Operation as Op, PeerCause, Phase, RealClock, Reducer, Result, Support, host_backend, register_backend,
 };
 
-use super::board::{About, Board};
-
-/// Makes `board` known to `new_comm`. Each rank is created on a thread of its own, with `rank_and_size`.
+/// Makes `board` known to `new_comm`. Joining does not wait, the first call does. When all have joined, the name is free.
 pub(crate) fn register() {
-    let worlds: Mutex<HashMap<String, Arc<Board>>> = Mutex::default();
+    let boards: Mutex<HashMap<String, (Arc<Board>, usize)>> = Mutex::default();
     register_backend("board", move |device, options| {
-        if device.kind != DeviceKind::Cpu {
-            return Err(Error::unsupported(format!("device {device}"), "backend board works on host memory"));
+        let place = options.rank.zip(options.size).filter(|(rank, n)| rank < n && device == Device::CPU);
+        let (rank, n) = place.ok_or_else(|| Error::invalid("backend board needs Device::CPU and rank_and_size"))?;
+        let (mut boards, name) = (boards.lock(), options.effective_name().to_owned());
+        let (board, joined) = boards.remove(&name).unwrap_or_default();
+        if joined + 1 < n {
+            boards.insert(name, (Arc::clone(&board), joined + 1));
         }
-        let (Some(rank), Some(size)) = (options.rank, options.size) else {
-            return Err(Error::invalid("backend board needs a rank and a size: CommOptions::rank_and_size"));
-        };
-        let name = options.effective_name().to_owned();
-        let board = Arc::clone(worlds.lock().entry(name).or_insert_with(|| Arc::new(Board::new(size))));
-        if rank >= size || size != board.size {
-            return Err(Error::invalid(format!("rank {rank} of {size} in a world of {}", board.size)));
-        }
-        let info = BackendInfo::new("board", rank, size);
-        let member = Member { info, everybody: (0..size).collect(), board, clock: Arc::new(RealClock) };
-        let join = OpDesc::new(Operation::Custom);
-        if !member.board.post(rank, &member.everybody, About::Start, &Ok((join, Arc::default()))) {
-            return Err(Error::invalid(format!("rank {rank} has joined this world already")));
-        }
-        let met = member.board.take(rank, &member.everybody, About::Start, join, options.bootstrap_timeout);
-        // All are here, or it has failed: the next world of this name is another one.
-        worlds.lock().retain(|_, board| !Arc::ptr_eq(board, &member.board));
-        met.map_err(|e| match e.kind() {
-            ErrorKind::Timeout { missing, .. } => {
-                let what = "not all ranks came to the board".to_owned();
-                ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: missing.clone() }.into()
-            }
-            _ => e,
-        })?;
+        let member = Member { info: BackendInfo::new("board", rank, n), board, clock: Arc::new(RealClock) };
         Communicator::from_backend(host_backend(member), device, options)
     });
 }
 
-/// One rank.
+/// Where ranks leave letters, and what tells them to look again.
+type Board = (Mutex<State>, Condvar);
+
+#[derive(Debug, Default)]
+struct State {
+    calls: HashMap<About, Call>,
+    /// The rank that ended the communicator, and why.
+    over: Option<(usize, Error)>,
+}
+
+/// The number of a call, and for a message its sender, receiver and tag.
+type About = (u64, Option<(usize, usize, u32)>);
+/// What each rank calls, with its letter, and how many ranks need them no more.
+type Call = (BTreeMap<usize, (OpDesc, Letter)>, usize);
+/// Bytes, or the reason why a rank refuses the call.
+type Letter = Result<Arc<[u8]>, String>;
+
 #[derive(Debug)]
 struct Member {
     info: BackendInfo,
-    everybody: Vec<usize>,
     board: Arc<Board>,
     clock: Arc<dyn Clock>,
 }
 
 impl Member {
-    /// A letter to everybody and one from everybody, in rank order: all collectives are made of this.
-    fn exchange(&self, about: About, desc: OpDesc, timeout: Duration, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
-        self.board.post(self.info.rank, &self.everybody, about, &Ok((desc, bytes.into())));
-        self.board.take(self.info.rank, &self.everybody, about, desc, timeout)
+    /// Leaves a letter, if any, waits until those of the ranks `from` are there, and returns all.
+    fn meet(&self, about: About, mine: Option<Letter>, from: Range<usize>, call: &CallInfo) -> Result<Vec<Arc<[u8]>>> {
+        let (me, ours, start, mut state) = (self.info.rank, call.desc, Instant::now(), self.board.0.lock());
+        // A call made after the end does not pass, even if what it needs is there.
+        let late = state.over.is_some();
+        if let Some(letter) = mine {
+            state.calls.entry(about).or_default().0.entry(me).or_insert((ours, letter));
+            self.board.1.notify_all();
+        }
+        let read = |(&rank, (theirs, letter)): (&usize, &(OpDesc, Letter))| {
+            // The two ends of a message differ in their operation.
+            let operation = if about.1.is_some() { ours.operation } else { theirs.operation };
+            match letter.clone() {
+                Err(reason) => Err(ErrorKind::PeerRefused { rank, reason }),
+                Ok(bytes) if ours.disagreement(&OpDesc { operation, ..*theirs }).is_none() => Ok(bytes),
+                Ok(_) => Err(ErrorKind::Mismatch { seq: about.0, ranks: vec![rank], theirs: *theirs, ours }),
+            }
+        };
+        let result = loop {
+            let letters = &state.calls.entry(about).or_default().0;
+            let missing: Vec<_> = from.clone().filter(|rank| !letters.contains_key(rank)).collect();
+            // Refusals first: they end a call, not the communicator.
+            let refusals = letters.iter().filter(|(_, (_, letter))| letter.is_err());
+            let all: Result<_, _> = refusals.chain(letters).map(read).collect();
+            let elapsed = start.elapsed();
+            match (all, self.told(&state)) {
+                (Ok(_), Some(e)) if late || !missing.is_empty() => return Err(e),
+                (all, _) if all.is_err() || missing.is_empty() => break all,
+                _ if elapsed < call.timeout => drop(self.board.1.wait_for(&mut state, call.timeout - elapsed)),
+                _ => break Err(ErrorKind::Timeout { phase: Phase::Running, elapsed, missing, unmatched: Vec::new() }),
+            }
+        };
+        if let Err(e @ (ErrorKind::Mismatch { .. } | ErrorKind::Timeout { .. })) = &result {
+            state.over.get_or_insert_with(|| (me, e.clone().into()));
+            self.board.1.notify_all();
+        }
+        let done = &mut state.calls.entry(about).or_default().1;
+        *done += 1;
+        // The last of all ranks, or of the two ends of a message, clears the call away.
+        if *done == about.1.map_or(self.info.size, |_| 2) {
+            state.calls.remove(&about);
+        }
+        result.map_err(Error::from)
     }
 
-    fn gather(&self, bytes: &[u8], call: &CallInfo<'_>) -> Result<Vec<Arc<[u8]>>> {
-        self.exchange(About::Collective(call.seq), call.desc, call.timeout, bytes)
+    /// A letter from and to everybody, in rank order: all collectives are made of this.
+    fn gather(&self, bytes: &[u8], call: &CallInfo) -> Result<Vec<Arc<[u8]>>> {
+        self.meet((call.seq, None), Some(Ok(bytes.into())), 0..self.info.size, call)
+    }
+
+    /// Why this rank cannot go on.
+    fn told(&self, state: &State) -> Option<Error> {
+        let (rank, e) = state.over.clone()?;
+        let same = matches!(e.kind(), ErrorKind::Aborted { .. } | ErrorKind::PeerFailed { .. } | ErrorKind::Finalized);
+        Some(if same || rank == self.info.rank { e } else { ErrorKind::Aborted { rank, cause: e.to_string() }.into() })
     }
 }
 
@@ -76,40 +118,20 @@ impl HostBackend for Member {
         &self.info
     }
 
-    fn supports(&self, query: &OpQuery) -> Support {
-        use Operation as O;
-        match query.operation {
-            O::Broadcast | O::AllReduce | O::AllGather | O::Send | O::Recv | O::Barrier => Support::Native,
-            other => Support::Unsupported { reason: format!("backend board has no {other}") },
-        }
-    }
-
     fn clock(&self) -> &Arc<dyn Clock> {
         &self.clock
     }
 
-    fn send(&self, data: &[u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
-        let me = self.info.rank;
-        if let Some(e) = self.failure() {
-            return Err(e);
+    fn supports(&self, query: &OpQuery) -> Support {
+        match query.operation {
+            Op::Broadcast | Op::AllReduce | Op::AllGather | Op::Send | Op::Recv | Op::Barrier => Support::Native,
+            other => Support::Unsupported { reason: format!("backend board has no {other}") },
         }
-        if let Some(Err(reason)) = self.board.remove(peer, me, About::Declined { tag, seq }) {
-            return Err(ErrorKind::PeerRefused { rank: peer, reason }.into());
-        }
-        // The letter waits; this rank need not.
-        self.board.post(me, &[peer], About::Message { tag, seq }, &Ok((call.desc, data.into())));
-        Ok(())
-    }
-
-    fn recv(&self, data: &mut [u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
-        let about = About::Message { tag, seq };
-        data.copy_from_slice(&self.board.take(self.info.rank, &[peer], about, call.desc, call.timeout)?[0]);
-        Ok(())
     }
 
     fn broadcast(&self, data: &mut [u8], root: usize, call: &CallInfo<'_>) -> Result<()> {
-        let all = self.gather(if self.info.rank == root { data } else { &[] }, call)?;
-        data.copy_from_slice(&all[root]);
+        let mine: &[u8] = if self.info.rank == root { data } else { &[] };
+        data.copy_from_slice(&self.gather(mine, call)?[root]);
         Ok(())
     }
 
@@ -132,43 +154,44 @@ impl HostBackend for Member {
         self.gather(&[], call).map(drop)
     }
 
-    /// Whoever would wait for this rank's letter gets the reason instead.
-    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str) {
-        let (me, refused) = (self.info.rank, Err(reason.to_owned()));
-        match *number {
-            CallNumber::Collective(seq) => {
-                let others: Vec<_> = self.everybody.iter().copied().filter(|rank| *rank != me).collect();
-                self.board.post(me, &others, About::Collective(seq), &refused);
-            }
-            CallNumber::P2p { peer, tag, seq } if desc.operation == Operation::Send => {
-                self.board.post(me, &[peer], About::Message { tag, seq }, &refused);
-            }
-            // If the message is there already, its sender is done with it.
-            CallNumber::P2p { peer, tag, seq }
-                if self.board.remove(peer, me, About::Message { tag, seq }).is_none() =>
-            {
-                self.board.post(me, &[peer], About::Declined { tag, seq }, &refused);
-            }
-            _ => {}
-        }
+    /// The letter waits for its receiver; this rank need not.
+    fn send(&self, data: &[u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
+        self.meet((seq, Some((self.info.rank, peer, tag))), Some(Ok(data.into())), 0..0, call).map(drop)
     }
 
-    fn failure(&self) -> Option<Error> {
-        self.board.failure(self.info.rank)
-    }
-
-    fn abort(&self, cause: &Error) {
-        self.board.end(self.info.rank, cause);
-    }
-
-    fn finalize(&self, timeout: Duration) -> Result<()> {
-        self.exchange(About::End, OpDesc::new(Operation::Finalize), timeout, &[])?;
-        self.board.retire(self.info.rank);
+    fn recv(&self, data: &mut [u8], peer: usize, tag: u32, seq: u64, call: &CallInfo<'_>) -> Result<()> {
+        data.copy_from_slice(&self.meet((seq, Some((peer, self.info.rank, tag))), None, peer..peer + 1, call)?[0]);
         Ok(())
     }
 
+    /// Whoever would wait for this rank in this call gets the reason instead.
+    fn refuse(&self, number: &CallNumber, desc: &OpDesc, reason: &str) {
+        let me = self.info.rank;
+        let about = match *number {
+            CallNumber::Collective(seq) => (seq, None),
+            CallNumber::P2p { peer, tag, seq } if desc.operation == Op::Send => (seq, Some((me, peer, tag))),
+            CallNumber::P2p { peer, tag, seq } => (seq, Some((peer, me, tag))),
+            _ => return,
+        };
+        let _ = self.meet(about, Some(Err(reason.to_owned())), 0..0, &CallInfo::new(*desc, 0, 0, Duration::ZERO));
+    }
+
+    fn failure(&self) -> Option<Error> {
+        self.told(&self.board.0.lock()).filter(|e| *e.kind() != ErrorKind::Finalized)
+    }
+
+    fn abort(&self, cause: &Error) {
+        self.board.0.lock().over.get_or_insert_with(|| (self.info.rank, cause.clone()));
+        self.board.1.notify_all();
+    }
+
+    fn finalize(&self, timeout: Duration) -> Result<()> {
+        // No other call has this number. Once one rank is through, all get through.
+        let call = CallInfo::new(OpDesc::new(Op::Finalize), u64::MAX, 0, timeout);
+        self.barrier(&call).map(|()| self.abort(&ErrorKind::Finalized.into()))
+    }
+
     fn close(&self) {
-        let (rank, cause) = (self.info.rank, PeerCause::Closed);
-        self.board.end(rank, &ErrorKind::PeerFailed { rank, cause }.into());
+        self.abort(&ErrorKind::PeerFailed { rank: self.info.rank, cause: PeerCause::Closed }.into());
     }
 }

@@ -4,10 +4,9 @@
 //! cargo run --example own_backend
 //! ```
 //!
-//! `backend.rs` is the backend, under 200 lines without `unsafe`; `board.rs` is what it moves bytes over.
+//! `backend.rs` is all of the backend: under 200 lines, without `unsafe`.
 
 mod backend;
-mod board;
 
 use std::time::Duration;
 
