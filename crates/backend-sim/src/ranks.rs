@@ -38,6 +38,18 @@ impl std::error::Error for RankPanic {}
 
 /// Runs `f` as `n` ranks of one world, each on a thread of its own; returns their results in rank order.
 ///
+/// The threads may outlive the call (a rank that loops cannot be ended), so closure and result are `'static`: `f` borrows
+/// nothing from its caller. Move what it needs into it, or share it through an [`Arc`]:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// let table = Arc::new(vec![10, 20, 30]);
+/// let shared = Arc::clone(&table);
+/// let mine = backend_sim::run_ranks(3, move |comm| Ok(shared[comm.rank()]));
+/// assert_eq!(mine.unwrap(), *table);
+/// ```
+///
 /// A rank that panics aborts its communicator, so that the others do not wait for it. A rank that returns has left:
 /// whoever needs it afterwards gets [`PeerFailed`](comm_core::ErrorKind::PeerFailed). So ranks end together, or with
 /// [`finalize`](Communicator::finalize), which also notices messages that nobody received.

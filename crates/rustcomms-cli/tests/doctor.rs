@@ -54,12 +54,18 @@ fn a_sound_machine() {
     assert_eq!(code, Some(0), "{out}");
     let version = format!("rustcomms {} on {}", env!("CARGO_PKG_VERSION"), std::env::consts::OS);
     let simd = format!("reductions use {}\n", rustcomms::simd_level());
-    for part in
-        [version.as_str(), simd.as_str(), "no RUSTCOMMS_ variable is set", "no launcher", "\n0 problems, 0 warnings\n"]
-    {
+    for part in [
+        version.as_str(),
+        simd.as_str(),
+        "no RUSTCOMMS_ variable is set",
+        "  not set: RUSTCOMMS_TIMEOUT (seconds that an operation may take); default: 600\n",
+        "  not set, a launcher sets them: RUSTCOMMS_RANK, ",
+        "no launcher",
+        "\n0 problems, 0 warnings\n",
+    ] {
         assert!(out.contains(part), "{part}: {out}");
     }
-    assert!(!out.contains("warning:") && !out.contains("PROBLEM"), "{out}");
+    assert!(!out.contains("warning:") && !out.contains("PROBLEM") && !out.contains("overrides"), "{out}");
     // The table as the library prints it.
     for line in collectives::Table::tcp().to_string().lines() {
         assert!(out.contains(line), "{line}: {out}");
@@ -90,6 +96,9 @@ fn settings_are_listed_honoured_and_checked() {
     {
         assert!(out.contains(part), "{part}: {out}");
     }
+    assert!(!out.contains("not set: "), "{out}");
+    let ring = "all_reduce, all_gather, all_gather_v, reduce_scatter, reduce_scatter_v\n";
+    assert!(out.contains(&format!("RUSTCOMMS_ALGO=ring overrides them where the operation has it: {ring}")), "{out}");
     let rows = rows(&out);
     // Who has no ring keeps its own choice.
     for (name, small) in [("all_reduce", "ring"), ("all_gather", "ring"), ("broadcast", "binomial")] {

@@ -275,6 +275,8 @@ fn algorithms_are_told_and_forced() {
             (&told.into(), &0.into()),
             "{op} by {name}"
         );
+        let why_not = "; RUSTCOMMS_ALGO=bruck is not among those of scan: recursive_doubling, chain\n";
+        assert_eq!(ended.out.contains(why_not), told != name, "{}", ended.out);
     }
 }
 

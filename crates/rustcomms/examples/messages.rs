@@ -8,17 +8,18 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rustcomms::{CallOptions, CommOptions, Communicator, Result, launch};
+use rustcomms::{CallOptions, CommOptions, Communicator, Error, Result, launch};
 
 pub(crate) fn main() -> Result<ExitCode> {
     if !launch::is_rank() {
-        let ranks = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(4);
-        return launch::spawn_local(ranks);
+        let number = |n: String| n.parse().map_err(|_| Error::invalid(format!("'{n}' is not a number of ranks")));
+        return launch::spawn_local(std::env::args().nth(1).map_or(Ok(4), number)?);
     }
     let comm = rustcomms::connect(CommOptions::new())?;
     down_the_line(&comm)?;
     ring(&comm)?;
     tags(&comm)?;
+    neighbours(&comm)?;
     halo(&comm)?;
     if comm.rank() == 0 {
         println!("messages: {} ranks, all right", comm.size());
@@ -72,9 +73,8 @@ fn tags(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// The exchange of borders that stencil codes make: a batch posts all its messages together, so that their order
-/// cannot deadlock. It can be issued again and again.
-fn halo(comm: &Communicator) -> Result<()> {
+/// A batch posts all its messages together, so that their order cannot deadlock: here a value to each neighbour.
+fn neighbours(comm: &Communicator) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
     let (right, left) = ((me + 1) % n, (me + n - 1) % n);
     let (to_left, to_right) = ([me as i32; 8], [-(me as i32); 8]);
@@ -83,16 +83,52 @@ fn halo(comm: &Communicator) -> Result<()> {
     let mut batch = comm.batch().tag(7).send(&to_left, left)?.recv(&mut from_right, right)?;
     batch = batch.tag(8).send(&to_right, right)?.recv(&mut from_left, left)?;
     assert_eq!(batch.ops().len(), 4);
-    for _ in 0..3 {
-        batch.issue()?;
-    }
+    batch.issue()?;
     assert_eq!((from_right, from_left), ([right as i32; 8], [-(left as i32); 8]));
-
-    // The same with buffers that the batch owns, while this rank does something else.
-    let mut batch = comm.batch_async();
-    batch.send(vec![me as u64; 4], right)?;
-    let slot = batch.recv(vec![0u64; 4], left)?;
-    let mut buffers = batch.issue()?.wait()?;
-    assert_eq!(buffers.take(slot), Some(vec![left as u64; 4]));
     Ok(())
+}
+
+/// The exchange of borders that stencil codes make in each step. This batch owns its buffers and gives them back when its
+/// messages are done; with new contents they go out again. Meanwhile the rank updates the cells that need no neighbour.
+fn halo(comm: &Communicator) -> Result<()> {
+    const CELLS: usize = 4;
+    let (me, n) = (comm.rank(), comm.size());
+    let (right, left) = ((me + 1) % n, (me + n - 1) % n);
+    let whole: Vec<u64> = (0..n * CELLS).map(|i| (i * i) as u64).collect();
+    let mut cells = whole[me * CELLS..][..CELLS].to_vec();
+
+    let mut batch = comm.batch_async();
+    batch.tag(7);
+    let to_left = batch.send(vec![cells[0]], left)?;
+    let from_right = batch.recv(vec![0u64], right)?;
+    batch.tag(8);
+    let to_right = batch.send(vec![cells[CELLS - 1]], right)?;
+    let from_left = batch.recv(vec![0u64], left)?;
+    for _ in 0..STEPS {
+        let work = batch.issue()?;
+        let inner: Vec<u64> = cells.windows(3).map(|w| w[0] + w[2]).collect();
+        let mut buffers = work.wait()?;
+        let [before, after] = [from_left, from_right].map(|slot| buffers.get_mut(slot).map_or(0, |b| b[0]));
+        cells = [&[before + cells[1]], &*inner, &[cells[CELLS - 2] + after]].concat();
+        for (slot, cell) in [(to_left, cells[0]), (to_right, cells[CELLS - 1])] {
+            if let Some(buffer) = buffers.get_mut(slot) {
+                buffer[0] = cell;
+            }
+        }
+        batch = comm.batch_again(buffers)?;
+    }
+    assert_eq!(cells, alone(whole)[me * CELLS..][..CELLS]);
+    Ok(())
+}
+
+/// Steps of [`halo`].
+const STEPS: usize = 3;
+
+/// What [`halo`] computes, on one rank: each cell becomes the sum of its two neighbours, round the ring.
+fn alone(mut cells: Vec<u64>) -> Vec<u64> {
+    let n = cells.len();
+    for _ in 0..STEPS {
+        cells = (0..n).map(|i| cells[(i + n - 1) % n] + cells[(i + 1) % n]).collect();
+    }
+    cells
 }

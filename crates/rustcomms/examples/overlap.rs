@@ -8,12 +8,12 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use rustcomms::{CommOptions, Communicator, Result, launch, op, wait_all, wait_any};
+use rustcomms::{CommOptions, Communicator, Error, Result, launch, op, wait_all, wait_any};
 
 pub(crate) fn main() -> Result<ExitCode> {
     if !launch::is_rank() {
-        let ranks = std::env::args().nth(1).and_then(|n| n.parse().ok()).unwrap_or(4);
-        return launch::spawn_local(ranks);
+        let number = |n: String| n.parse().map_err(|_| Error::invalid(format!("'{n}' is not a number of ranks")));
+        return launch::spawn_local(std::env::args().nth(1).map_or(Ok(4), number)?);
     }
     let comm = rustcomms::connect(CommOptions::new())?;
     owned(&comm)?;

@@ -18,6 +18,37 @@
 //!     comm.finalize(std::time::Duration::from_secs(10))
 //! }
 //! ```
+//!
+//! # Start
+//!
+//! * *Features*: `tcp` (on by default) is the backend whose ranks are processes, with `connect`, `launch` and `store`. `sim`
+//!   is the backend whose ranks are threads of one process, with `testing`. `all-cpu` is both.
+//! * *Launchers*: `rustcomms run -n 4 -- PROGRAM` (crate `rustcomms-cli`) starts ranks on one machine or several, and torchrun's
+//!   variables are understood. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with
+//!   `launch::spawn_local`. Without either, `connect` makes a world of one rank.
+//! * *Tests*: `testing::run_ranks` runs a closure as N ranks, and names those that panic, fail or hang.
+//! * *Examples*, in `crates/rustcomms/examples`: `messages`, `reductions`, `gathers`, `exchange` and `overlap` show the operations,
+//!   `own_backend` a backend of one's own, `train_digits` data-parallel training. `cargo run --example messages` starts 4 ranks.
+//! * *When something is wrong*: `rustcomms doctor` looks at machine and settings, and tries every operation.
+//!
+//! # Settings
+//!
+//! Environment variables. What the program sets ([`CommOptions`], [`CallOptions`]) comes first.
+//!
+//! | variable | default | meaning |
+//! |---|---|---|
+//! | `RUSTCOMMS_TIMEOUT` | 600 | seconds that an operation may take |
+//! | `RUSTCOMMS_ALGO` | chosen by operation, size and ranks | algorithm for every operation that has one of this name; the others choose. A name that no operation has is an error. All ranks need the same |
+//! | `RUSTCOMMS_SIMD` | all that the processor has | most that reductions use of it: `portable`, `avx2` or `avx512`; results are the same. See [`simd_level`] |
+//! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
+//! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
+//! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, which keeps runs apart that share a store |
+//! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`); communicators find out by themselves |
+//! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
+//!
+//! All but the first three are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
+//! `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_USE_AGENT_STORE`, `TORCHELASTIC_RUN_ID` and
+//! `TORCHELASTIC_RESTART_COUNT`.
 
 #[cfg(feature = "tcp")]
 pub mod launch;
@@ -30,7 +61,8 @@ pub use comm_store as store;
 
 /// Ranks as threads of one process, for users' tests.
 ///
-/// Depend on rustcomms with the feature `sim` in `[dev-dependencies]`, and write code that takes a [`Communicator`]:
+/// Depend on rustcomms with the feature `sim` in `[dev-dependencies]`, and write code that takes a [`Communicator`]. The closure
+/// that the ranks run is `'static`: what it needs is moved into it, or shared through an [`Arc`](std::sync::Arc).
 ///
 /// ```
 /// use rustcomms::testing::run_ranks;

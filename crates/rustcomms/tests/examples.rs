@@ -47,7 +47,7 @@ fn entry() {
 }
 
 /// Runs an example on so many ranks; returns how it ended and what it printed.
-fn run(which: &str, ranks: usize, change: impl FnOnce(&mut Command)) -> (Option<i32>, String) {
+fn run(which: &str, ranks: impl ToString, change: impl FnOnce(&mut Command)) -> (Option<i32>, String) {
     // A file, not a pipe: nobody reads while it runs.
     let file = tempfile::NamedTempFile::new().unwrap();
     let mut c = Command::new(std::env::current_exe().unwrap());
@@ -67,7 +67,7 @@ fn run(which: &str, ranks: usize, change: impl FnOnce(&mut Command)) -> (Option<
         if let Some(status) = child.0.try_wait().unwrap() {
             return (status.code(), text());
         }
-        assert!(start.elapsed() < DEADLINE, "{which} on {ranks} ranks hangs: {}", text());
+        assert!(start.elapsed() < DEADLINE, "{which} on {} ranks hangs: {}", ranks.to_string(), text());
         std::thread::sleep(Duration::from_millis(5));
     }
 }
@@ -124,4 +124,13 @@ fn a_failing_rank_fails_the_run() {
     });
     assert_ne!(code, Some(0), "{text}");
     assert!(text.contains("there is no algorithm 'rnig'") && !text.contains("all right"), "{text}");
+}
+
+#[test]
+fn an_argument_that_is_no_number_starts_nothing() {
+    for which in ["exchange", "gathers", "messages", "overlap", "reductions"] {
+        let (code, text) = run(which, "four", |_| {});
+        assert_ne!(code, Some(0), "{which}: {text}");
+        assert!(text.contains("'four' is not a number of ranks") && !text.contains("all right"), "{which}: {text}");
+    }
 }

@@ -1,12 +1,18 @@
 //! The variables that this version reads.
 
+use collectives::Algorithm;
+
 use super::Findings;
 
-/// All variables that this version reads or sets, and what they are for.
-const KNOWN: [(&str, &str); 11] = [
-    ("RUSTCOMMS_ALGO", "algorithm for every operation that has it"),
-    ("RUSTCOMMS_SIMD", "most that reductions use of the processor"),
-    ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take"),
+/// The settings that users choose, what they are for, and what holds where they are not set.
+const SETTINGS: [(&str, &str, &str); 3] = [
+    ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
+    ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
+    ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
+];
+
+/// What launchers set, and what it is for.
+const LAUNCHER: [(&str, &str); 8] = [
     ("RUSTCOMMS_RANK", "rank of this process"),
     ("RUSTCOMMS_WORLD_SIZE", "ranks of the run"),
     ("RUSTCOMMS_LOCAL_RANK", "rank on this host"),
@@ -17,18 +23,26 @@ const KNOWN: [(&str, &str); 11] = [
     ("RUSTCOMMS_RUN_ID", "name of the run"),
 ];
 
-/// Lists what is set and says what is wrong with it.
+/// By this one `cargo xtask` finds processes that outlive their command. It is no setting of anybody's.
+const MARK: &str = "RUSTCOMMS_XTASK_RUN";
+
+/// All variables that this version reads or sets, and what they are for.
+fn known() -> impl Iterator<Item = (&'static str, &'static str)> {
+    SETTINGS.iter().map(|(name, what, _)| (*name, *what)).chain(LAUNCHER)
+}
+
+/// Lists what is set and says what is wrong with it, then what is not set.
 pub(super) fn look(found: &mut Findings) {
     let mut set: Vec<(String, String)> = std::env::vars_os()
         .map(|(name, value)| (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned()))
-        .filter(|(name, _)| name.to_uppercase().starts_with("RUSTCOMMS"))
+        .filter(|(name, _)| name.to_uppercase().starts_with("RUSTCOMMS") && name != MARK)
         .collect();
     set.sort();
     if set.is_empty() {
         Findings::say("  no RUSTCOMMS_ variable is set");
     }
     for (name, value) in &set {
-        match KNOWN.iter().find(|(known, _)| known == name) {
+        match known().find(|(known, _)| known == name) {
             Some((_, what)) => {
                 Findings::say(&format!("  {name}={value} ({what})"));
                 if let Some(e) = unusable(name, value) {
@@ -39,6 +53,24 @@ pub(super) fn look(found: &mut Findings) {
             None => found.warn(&format!("{name} is set, but nothing reads it; did you mean {}?", nearest(name))),
         }
     }
+    let unset = |name: &&str| set.iter().all(|(set, _)| set != name);
+    for (name, what, default) in SETTINGS.iter().filter(|s| unset(&s.0)) {
+        Findings::say(&format!("  not set: {name} ({what}); default: {default}"));
+    }
+    let names: Vec<&str> = LAUNCHER.iter().map(|(name, _)| *name).filter(unset).collect();
+    if !names.is_empty() {
+        Findings::say(&format!("  not set, a launcher sets them: {}", names.join(", ")));
+    }
+}
+
+/// Says which operations an algorithm that is forced on all of them changes.
+pub(super) fn forced() -> Option<String> {
+    let name = std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty())?;
+    let having: Vec<String> =
+        Algorithm::ALL.iter().filter(|a| a.name() == name).map(|a| a.operation().to_string()).collect();
+    // No operation at all: that no communicator can be made says the loopback.
+    (!having.is_empty())
+        .then(|| format!("RUSTCOMMS_ALGO={name} overrides them where the operation has it: {}", having.join(", ")))
 }
 
 /// What is wrong with a value that this run does not try: it would be ignored, or a launched rank alone needs it.
@@ -62,7 +94,7 @@ fn unusable(name: &str, value: &str) -> Option<String> {
 /// The known name with the fewest edits.
 fn nearest(name: &str) -> &'static str {
     let name = name.to_uppercase();
-    KNOWN.iter().map(|(known, _)| *known).min_by_key(|known| edits(known, &name)).unwrap_or_default()
+    known().map(|(known, _)| known).min_by_key(|known| edits(known, &name)).unwrap_or_default()
 }
 
 /// Letters to insert, remove, replace, or swap with their neighbour to make `b` of `a`.
@@ -151,8 +183,16 @@ mod tests {
         found.retain(|name| !name.contains("TEST"));
         found.sort();
         found.dedup();
-        let mut known: Vec<_> = KNOWN.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let mut known: Vec<_> = known().map(|(name, _)| name.to_owned()).collect();
         known.sort();
         assert_eq!(found, known);
+    }
+
+    #[test]
+    fn every_variable_is_documented() {
+        let tables = [include_str!("../../../../README.md"), include_str!("../../../rustcomms/src/lib.rs")];
+        for (name, _) in known() {
+            assert!(tables.iter().all(|t| t.contains(&format!("`{name}`"))), "{name}");
+        }
     }
 }

@@ -12,7 +12,7 @@ use rustcomms::store::discover;
 
 /// Look at this machine and its settings, and try every operation on it
 ///
-/// Prints the version, what reductions use of the processor, the RUSTCOMMS_ variables that are set, and which algorithm is
+/// Prints the version, what reductions use of the processor, the RUSTCOMMS_ variables, set or not, and which algorithm is
 /// chosen when. Then two ranks of this process connect over backend tcp, run each operation on few and on many bytes,
 /// and compare the results; each line says which algorithm ran and how long one call took.
 ///
@@ -72,6 +72,9 @@ pub(crate) fn execute(_: &Args) -> ExitCode {
     Findings::say("\nalgorithms, the first row that fits:");
     for line in collectives::Table::tcp().to_string().lines() {
         Findings::say(&format!("  {line}"));
+    }
+    if let Some(text) = environment::forced() {
+        Findings::say(&format!("  {text}"));
     }
 
     Findings::say("\nloopback, two ranks over backend tcp:");

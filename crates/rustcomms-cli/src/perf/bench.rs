@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use collectives::Algorithm;
 use rustcomms::{CallOptions, Communicator, DType, ReduceOp};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -34,7 +35,7 @@ pub(crate) fn run(comm: &Communicator, plan: &Plan, screen: &mut Screen) -> Resu
     let mut bench = Bench::new(comm, plan)?;
     let mut rows = Vec::new();
     for case in &plan.cases {
-        screen.algorithms(&bench.algorithms(case))?;
+        screen.algorithms(&bench.algorithms(case), bench.not_forced().as_deref())?;
         for &size in &plan.sizes {
             let row = bench.row(case, size, screen)?;
             screen.row(&row)?;
@@ -86,6 +87,16 @@ impl<'c> Bench<'c> {
             Some(forced) => forced.clone(),
             None => self.comm.explain(&self.plan.spec.desc(case.dtype, count, case.redop, case.root)),
         }
+    }
+
+    /// Why the algorithm that the environment forces on all operations is not this one's.
+    fn not_forced(&self) -> Option<String> {
+        let name = std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty() && self.plan.algo.is_none())?;
+        let spec = self.plan.spec;
+        let all = Algorithm::ALL.iter().filter(|a| a.operation() == spec.operation);
+        let names: Vec<&str> = all.map(|a| a.name()).collect();
+        (!names.contains(&name.as_str()))
+            .then(|| format!("RUSTCOMMS_ALGO={name} is not among those of {}: {}", spec.name, names.join(", ")))
     }
 
     /// One size in both forms.

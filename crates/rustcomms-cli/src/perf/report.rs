@@ -122,8 +122,8 @@ pub(crate) fn settings(plan: &Plan) -> String {
     format!("# minBytes {min} maxBytes {max} step: {step} warmup iters: {warmup} iters: {iters} validation: {checks}")
 }
 
-/// Which algorithm runs at which sizes, from the sizes in ascending order.
-pub(crate) fn algorithms(by_size: &[(u64, String)]) -> Option<String> {
+/// Which algorithm runs at which sizes, from the sizes in ascending order, and why not another that was asked for.
+pub(crate) fn algorithms(by_size: &[(u64, String)], why_not: Option<&str>) -> Option<String> {
     let mut runs: Vec<(u64, u64, &str)> = Vec::new();
     for (bytes, name) in by_size {
         match runs.last_mut() {
@@ -143,7 +143,8 @@ pub(crate) fn algorithms(by_size: &[(u64, String)]) -> Option<String> {
             },
         )
         .collect();
-    Some(format!("# algorithm: {}", texts.join(", ")))
+    let why_not = why_not.map_or_else(String::new, |w| format!("; {w}"));
+    Some(format!("# algorithm: {}{why_not}", texts.join(", ")))
 }
 
 /// The lines under the table.
@@ -243,10 +244,12 @@ mod tests {
 
     #[test]
     fn algorithms_by_range() {
-        let of =
-            |list: &[(u64, &str)]| algorithms(&list.iter().map(|(b, n)| (*b, (*n).to_owned())).collect::<Vec<_>>());
-        let text = of(&[(8, "direct"), (64, "direct"), (512, "ring")]).unwrap();
+        let of = |list: &[(u64, &str)], why_not| {
+            algorithms(&list.iter().map(|(b, n)| (*b, (*n).to_owned())).collect::<Vec<_>>(), why_not)
+        };
+        let text = of(&[(8, "direct"), (64, "direct"), (512, "ring")], None).unwrap();
         assert_eq!(text, "# algorithm: direct (8 to 64 B), ring (512 B)");
-        assert_eq!(of(&[(8, "")]), None);
+        assert_eq!(of(&[(8, "chain")], Some("no ring")).unwrap(), "# algorithm: chain (8 B); no ring");
+        assert_eq!(of(&[(8, "")], Some("no ring")), None);
     }
 }

@@ -66,9 +66,9 @@ impl Screen {
         self.print(&lines.join("\n"))
     }
 
-    /// Which algorithm runs at which size, when it is not what was said before.
-    pub(crate) fn algorithms(&mut self, by_size: &[(u64, String)]) -> Result<(), Failure> {
-        let text = report::algorithms(by_size);
+    /// Which algorithm runs at which size, when it is not what was said before, and why not another that was asked for.
+    pub(crate) fn algorithms(&mut self, by_size: &[(u64, String)], why_not: Option<&str>) -> Result<(), Failure> {
+        let text = report::algorithms(by_size, why_not);
         if text == self.algorithms {
             return Ok(());
         }

@@ -4,7 +4,7 @@
 //! cargo run --release --example train_digits -- --ranks 4
 //! ```
 //!
-//! starts four ranks on this host and trains over them; under `rustcomms run` (or torchrun, or Slurm) the
+//! starts four ranks on this host and trains over them; under `rustcomms run` (or torchrun) the
 //! program joins the ranks it finds. Read `train.rs` first: it is the training loop, with the two calls that make it
 //! data-parallel, a broadcast of the parameters and an asynchronous all_reduce of each layer's gradient.
 //!
