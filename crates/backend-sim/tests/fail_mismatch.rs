@@ -44,9 +44,18 @@ fn messages_without_counterpart() {
         for from in 0..n {
             for to in 0..n {
                 failing::pairwise::left_over_message(make, n, from, to);
+                if from != to {
+                    failing::pairwise::left_over_work(make, n, from, to, (from + to) % 2 == 0);
+                }
             }
         }
     }
+    print_worst();
+}
+
+#[test]
+fn calls_without_elements() {
+    cases(failing::pairwise::silent_table(), |&(n, odd, a, b)| failing::pairwise::silent(make, n, odd, a, b));
     print_worst();
 }
 

@@ -276,3 +276,31 @@ fn messages_to_nowhere() {
         finalize(comm);
     });
 }
+
+/// A short message may be under way when its receive is refused: it is nobody's then, and no reason to fail.
+#[test]
+fn a_message_under_way_to_a_refused_receive() {
+    for round in 0..40 {
+        let comms = make(2, &CommOptions::new().timeout(failing::HANGS));
+        let gate = std::sync::Barrier::new(2);
+        failing::run("under way", &comms, move |comm| {
+            comm.barrier().unwrap();
+            gate.wait();
+            if comm.rank() == 0 {
+                if round % 2 == 1 {
+                    std::thread::sleep(std::time::Duration::from_micros(30 * round));
+                }
+                // It may hear of the refusal, or be done before.
+                let sent = comm.send(&[1u8; 4], 1);
+                assert!(sent.as_ref().map_or_else(|e| e.is_recoverable(), |()| true), "{sent:?}");
+            } else {
+                let guard = comm.observe(std::sync::Arc::new(failing::refused::No));
+                let e = comm.recv(&mut [0u8; 4], 0).unwrap_err();
+                assert!(e.is_recoverable(), "{e}");
+                drop(guard);
+            }
+            failing::works(comm, 5);
+            failing::finalize(comm);
+        });
+    }
+}

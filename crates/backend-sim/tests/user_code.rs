@@ -82,12 +82,16 @@ fn finalize_beside_a_call_of_another_thread_leaves_nobody_waiting() {
 #[test]
 fn more_refusals_than_can_be_remembered_are_an_error_that_says_so() {
     let options = CommOptions::new().timeout(Duration::from_secs(20)).name("flood");
-    run_ranks_with(2, &options, Duration::from_secs(40), |comm| {
+    let flooded = std::sync::Barrier::new(2);
+    run_ranks_with(2, &options, Duration::from_secs(40), move |comm| {
         if comm.rank() == 1 {
             for _ in 0..1500 {
                 let _ = comm.with(CallOptions::new().hint("bogus", "")).barrier().unwrap_err();
             }
-        } else {
+        }
+        flooded.wait();
+        if comm.rank() == 0 {
+            // What was sent is here soon.
             std::thread::sleep(Duration::from_millis(300));
         }
         let e = comm.barrier().unwrap_err();
@@ -128,4 +132,65 @@ fn a_panic_is_not_taken_for_an_orderly_end() {
             Err(_) => assert_eq!(rank, 1),
         }
     }
+}
+
+/// A batch that is issued inside an operator is refused before its messages take numbers that the others would wait for.
+#[test]
+fn a_batch_inside_an_operator_takes_no_numbers() {
+    run_ranks_with(2, &CommOptions::new().timeout(LONG), LONG, |comm| {
+        let (inner, me) = (comm.clone(), comm.rank());
+        let f = op::custom(
+            move |a: &mut [u32], b: &[u32]| {
+                if me == 0 {
+                    let sync = inner.batch().send(&[1u8; 4], 1).and_then(|mut b| b.issue());
+                    assert!(sync.is_err());
+                    let mut batch = inner.batch_async();
+                    batch.send(vec![1u8; 4], 1).unwrap();
+                    assert!(batch.issue().is_err());
+                }
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            },
+            true,
+        );
+        let mut x = [1u32; 3];
+        comm.all_reduce(&mut x, f)?;
+        if me == 0 {
+            comm.send(&[7u8; 4], 1)?;
+        } else {
+            let mut y = [0u8; 4];
+            comm.recv(&mut y, 0)?;
+            assert_eq!(y, [7; 4]);
+        }
+        comm.finalize(LONG)
+    })
+    .unwrap();
+}
+
+/// Empty blocks of lists have no address; operations with them end like others, also in the middle of a frame.
+#[test]
+fn empty_lists_end_with_their_communicator() {
+    run_ranks_with(2, &CommOptions::new().timeout(Duration::from_millis(400)), LONG, |comm| {
+        let me = comm.rank();
+        let f = op::custom(
+            move |a: &mut [u32], b: &[u32]| {
+                if me == 1 {
+                    // Nothing is read from the link meanwhile, which fills up.
+                    std::thread::sleep(Duration::from_millis(2500));
+                }
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            },
+            true,
+        );
+        let mut x = [1u32; 3];
+        let slow = comm.all_reduce(&mut x, f);
+        if me == 1 {
+            return Ok(());
+        }
+        let empty = || vec![Vec::<u8>::new(); 2];
+        let works: Vec<_> = (0..20_000).map_while(|_| comm.all_to_all_v_list_async(empty(), empty()).ok()).collect();
+        let failed = works.into_iter().map(comm_core::Work::wait).filter(Result::is_err).count();
+        assert!(slow.is_err() || failed > 0, "nothing was in flight when the time was up");
+        Ok(())
+    })
+    .unwrap();
 }

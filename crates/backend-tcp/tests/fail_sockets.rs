@@ -46,6 +46,11 @@ fn mismatches() {
     pairwise::unmatched_batch(make);
     pairwise::left_over_message(make, 3, 2, 0);
     pairwise::left_over_message(make, 2, 1, 1);
+    pairwise::left_over_work(make, 3, 2, 0, false);
+    pairwise::left_over_work(make, 2, 0, 1, true);
+    cases(pairwise::silent_table().into_iter().step_by(11).collect(), |&(n, odd, a, b)| {
+        pairwise::silent(make, n, odd, a, b);
+    });
     print_worst();
 }
 

@@ -150,6 +150,7 @@ impl fmt::Display for DType {
 ///
 /// # Safety
 ///
+/// * `size_of::<Self>()` is [`UNITS`](Self::UNITS) times the size of [`DTYPE`](Self::DTYPE), as by default.
 /// * Every byte of a value is initialised (no padding, no `MaybeUninit`).
 /// * Every bit pattern is a valid value — except for `bool`, which the library normalises itself.
 /// * The type holds no pointers, references or other process-local meaning that a peer could not use.

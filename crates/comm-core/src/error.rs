@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::desc::OpDesc;
+use crate::desc::{OpDesc, Operation};
 
 /// The result type of this workspace.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -179,6 +179,9 @@ impl ErrorKind {
     #[must_use]
     pub fn advice(&self) -> &'static str {
         match self {
+            Self::Mismatch { theirs, ours, .. } if is_unmatched(theirs, ours) => {
+                "match every send with a receive before finalize"
+            }
             Self::Mismatch { theirs, ours, .. } if differ_in_length(theirs, ours) => {
                 "make both ranks use the same length and type for what they exchange"
             }
@@ -211,6 +214,12 @@ impl ErrorKind {
     }
 }
 
+/// Whether one is a message and the other finalize: it has no counterpart.
+fn is_unmatched(theirs: &OpDesc, ours: &OpDesc) -> bool {
+    let end = |d: &OpDesc| d.operation == Operation::Finalize;
+    (end(theirs) && !ours.operation.is_collective()) || (end(ours) && !theirs.operation.is_collective())
+}
+
 /// Whether two ends of a message, or of a block between two ranks, disagree about it and nothing else.
 fn differ_in_length(theirs: &OpDesc, ours: &OpDesc) -> bool {
     let message = !theirs.operation.is_collective() && !ours.operation.is_collective();
@@ -237,13 +246,14 @@ impl fmt::Display for ErrorKind {
             Self::InvalidArgument { what } => write!(f, "invalid argument: {what}"),
             Self::Unsupported { what, reason } => write!(f, "{what} is not supported: {reason}"),
             Self::Mismatch { seq, ranks: r, theirs, ours } => {
-                let message = !theirs.operation.is_collective() && !ours.operation.is_collective();
+                let message = !theirs.operation.is_collective() || !ours.operation.is_collective();
                 let what = if message { "message" } else { "collective" };
                 write!(f, "calls do not match at {what} {seq}: ")?;
                 ranks(f, r)?;
                 write!(f, " called {theirs} while this rank called {ours}")?;
                 // The two ends of a message make different calls by nature.
-                let theirs = if message { OpDesc { operation: ours.operation, ..*theirs } } else { *theirs };
+                let ends = message && theirs.operation != Operation::Finalize && ours.operation != Operation::Finalize;
+                let theirs = if ends { OpDesc { operation: ours.operation, ..*theirs } } else { *theirs };
                 match theirs.disagreement(ours) {
                     Some(field) => write!(f, " ({field} differs)"),
                     None if ours.operation.is_pairwise() && theirs.count != ours.count => {
@@ -437,7 +447,6 @@ impl From<ErrorKind> for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::desc::Operation;
     use crate::dtype::DType;
 
     #[test]

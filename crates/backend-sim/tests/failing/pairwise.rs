@@ -157,3 +157,73 @@ pub fn left_over_message(make: MakeWorld, n: usize, from: usize, to: usize) {
         }
     }
 }
+
+/// A long message, or a receive, that the other end never comes to: both finalize, and are told what is left.
+pub fn left_over_work(make: MakeWorld, n: usize, from: usize, to: usize, receives: bool) {
+    let comms = make(n, &CommOptions::new().name("left over").timeout(HANGS));
+    let errors = run("left over work", &comms, move |comm| {
+        works(comm, 1);
+        if comm.rank() == from {
+            if receives {
+                drop(comm.recv_async(vec![0u16; 9], to).unwrap());
+            } else {
+                drop(comm.send_async(vec![0u32; 70_000], to).unwrap());
+            }
+        }
+        let (e, t) = timed(|| comm.finalize(HANGS).expect_err("a message has no other end and finalize says nothing"));
+        took("left-over work", t);
+        e
+    });
+    let what = if receives { Operation::Recv } else { Operation::Send };
+    for (r, e) in errors.iter().enumerate() {
+        match e.kind() {
+            ErrorKind::Mismatch { ranks, theirs, ours, .. } if r == from => {
+                assert_eq!(ranks, &[to], "{e}");
+                assert!(ours.operation == what && theirs.operation == Operation::Finalize, "{e}");
+                assert!(e.to_string().contains("match every send with a receive"), "{e}");
+            }
+            ErrorKind::Mismatch { .. } | ErrorKind::Aborted { .. } if r != from => {}
+            _ => panic!("rank {r}: {e}"),
+        }
+    }
+}
+
+/// Calls without elements exchange nothing, so that nobody can know before the end that they differ.
+pub fn silent(make: MakeWorld, n: usize, odd: usize, base: Call, other: Call) {
+    let comms = make(n, &CommOptions::new().name("silent").timeout(HANGS));
+    let errors = run(&format!("silent {n} {odd} {base:?} {other:?}"), &comms, move |comm| {
+        works(comm, 1);
+        let call = if comm.rank() == odd { other } else { base };
+        let first = call.issue(comm, How::Sync).map(drop);
+        // Later calls may go well.
+        let later = first.and_then(|()| comm.barrier());
+        let e = later.and_then(|()| comm.finalize(HANGS)).expect_err("different calls went unnoticed");
+        assert!(matches!(e.kind(), ErrorKind::Mismatch { .. }), "{e}");
+        e
+    });
+    for (r, e) in errors.iter().enumerate() {
+        let ErrorKind::Mismatch { seq, ranks, .. } = e.kind() else { panic!("{e}") };
+        assert_eq!(*seq, 1, "{e}");
+        assert_eq!(ranks.contains(&odd), r != odd, "rank {r}: {e}");
+    }
+}
+
+/// Every pair of silent calls, and differences within one.
+pub fn silent_table() -> Vec<(usize, usize, Call, Call)> {
+    let quiet: Vec<Operation> =
+        COLLECTIVES.into_iter().filter(|op| !is_pairwise(*op) && *op != Operation::Barrier).collect();
+    let mut pairs = Vec::new();
+    for a in &quiet {
+        pairs.extend(quiet.iter().filter(|b| *b != a).map(|b| (Call::new(*a, 0), Call::new(*b, 0))));
+        let call = Call::new(*a, 0);
+        pairs.push((call, Call { dtype: DType::I32, ..call }));
+        if is_rooted(*a) {
+            pairs.push((call, Call { root: 1, ..call }));
+        }
+        if is_reduction(*a) {
+            pairs.push((call, Call { redop: ReduceOp::Max, ..call }));
+        }
+    }
+    let place = |i: usize| (2 + i % 3, i % (2 + i % 3));
+    pairs.into_iter().enumerate().map(|(i, (a, b))| (place(i).0, place(i).1, a, b)).collect()
+}

@@ -16,8 +16,11 @@ pub(super) struct Space {
     pieces: Vec<(usize, *mut u8)>,
 }
 
+/// The address of no bytes: not null, so that it may be that of an empty slice.
+const NOWHERE: *mut u8 = std::ptr::NonNull::dangling().as_ptr();
+
 impl Space {
-    pub(super) const NONE: Self = Self { ptr: std::ptr::null_mut(), len: 0, pieces: Vec::new() };
+    pub(super) const NONE: Self = Self { ptr: NOWHERE, len: 0, pieces: Vec::new() };
 
     const fn one(ptr: *mut u8, len: usize) -> Self {
         Self { ptr, len, pieces: Vec::new() }
@@ -47,7 +50,7 @@ impl Space {
                 (len, ptr)
             })
             .collect();
-        Self { ptr: std::ptr::null_mut(), len, pieces }
+        Self { ptr: NOWHERE, len, pieces }
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -58,7 +61,10 @@ impl Space {
     /// stray write.
     pub(super) fn at(&self, off: usize, len: usize) -> *mut u8 {
         assert!(off <= self.len && len <= self.len - off, "a schedule left its buffer: {off}+{len} of {}", self.len);
-        if self.pieces.is_empty() || len == 0 {
+        if len == 0 {
+            return NOWHERE;
+        }
+        if self.pieces.is_empty() {
             return self.ptr.wrapping_add(off);
         }
         let i = self.pieces.partition_point(|(end, _)| *end <= off);

@@ -116,7 +116,9 @@ impl<'c> Entries<'c> {
         let request = if self.list.is_empty() {
             Err(Error::invalid("the batch is empty; add at least one send or receive before issuing it"))
         } else {
-            self.with.check_options().map(|()| OpRequest::Batch(self.list.iter().map(number).collect()))
+            // What refuses the call locally comes before it takes numbers that peers would wait for.
+            let usable = self.with.check_options().and_then(|()| self.with.comm.inner().check_usable(&desc));
+            usable.map(|()| OpRequest::Batch(self.list.iter().map(number).collect()))
         };
         Prepared { desc, request }
     }

@@ -148,8 +148,10 @@ impl Drop for Handle {
 /// same order by all its ranks; if they are not, the ranks get
 /// [`ErrorKind::Mismatch`] instead of a hang.
 ///
-/// A call in which this rank's part is complete before the ranks' disagreement shows (a broadcast's root, a call without
-/// elements) returns well; the error then comes from the next call or from `finalize`.
+/// A call in which this rank's part is complete before the ranks' disagreement shows (a broadcast's root) returns well;
+/// the error then comes from the next call or from `finalize`. Of calls without elements, which exchange nothing, and of
+/// messages that nobody received, `finalize` tells. Where two ranks disagree about a message, or about a block that only
+/// the two know, they get `Mismatch` and the others `Aborted` with its text.
 ///
 /// Buffers are slices, vectors, boxed slices and arrays, borrowed by the synchronous forms. A `&mut [T]` that you were
 /// given yourself is moved into the call, as everywhere in generic code; write `&mut *x` to use it again. The type

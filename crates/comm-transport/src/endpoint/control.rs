@@ -3,7 +3,7 @@
 use comm_core::{ErrorKind, OpDesc, Operation, PeerCause, Result};
 
 use super::failure::Failure;
-use super::group::{Gone, Known, REASON};
+use super::group::{Gone, Known, REASON, SILENT};
 use super::state::{COLLECTIVE, State};
 use crate::frame::{FRAGMENT, Header, Kind};
 
@@ -45,9 +45,14 @@ impl State {
         let Some(group) = self.group(g) else { return };
         let h = Header { offset, ..Header::new(Kind::Goodbye, group.id, group.generation) };
         let members = group.members.clone();
+        let told = if offset == 1 && !group.silent.is_empty() {
+            postcard::to_allocvec(&group.silent).unwrap_or_default()
+        } else {
+            Vec::new()
+        };
         for m in members {
             if m != self.rank {
-                self.send_control(m, h, Vec::new());
+                self.send_control(m, h, told.clone());
             }
         }
     }
@@ -84,6 +89,10 @@ impl State {
         }
         let ended = others(&mut group.farewell.iter().copied());
         let parted = group.parted;
+        if !parted && let Some((seq, calls)) = self.silent_difference(g) {
+            self.fail_calls(g, seq, calls);
+            return Some(Err(self.localized_at_finalize(g)));
+        }
         // A message that nobody received is lost now, which its sender could not know.
         if !parted && let Some((p, key, theirs)) = self.leftover(g) {
             self.mismatch(g, p, key, theirs, Some(OpDesc::new(Operation::Finalize)));
@@ -94,6 +103,19 @@ impl State {
             self.tell_end(g, 2);
         }
         ended.then_some(Ok(()))
+    }
+
+    /// The first call without elements that members made differently.
+    fn silent_difference(&self, g: usize) -> Option<(u64, Vec<(usize, OpDesc)>)> {
+        let group = self.group(g)?;
+        group.silent.iter().find_map(|(seq, ours)| {
+            let theirs = |list: &Vec<(u64, OpDesc)>| list.iter().find(|(s, _)| s == seq).map(|(_, d)| *d);
+            let mut calls: Vec<_> =
+                group.silent_of.iter().enumerate().filter_map(|(r, l)| theirs(l).map(|d| (r, d))).collect();
+            calls.push((group.rank, *ours));
+            calls.sort_unstable_by_key(|(r, _)| *r);
+            calls.iter().any(|(_, d)| d.disagreement(ours).is_some()).then_some((*seq, calls))
+        })
     }
 
     /// Finalize returns: what comes now does not matter. A call that another thread has open ends here: nothing
@@ -200,6 +222,12 @@ impl State {
                 if let Some(group) = self.group_mut(g) {
                     group.gone[rank] = Some(how);
                     group.farewell[rank] |= h.offset == 2;
+                    // Who sends something else has nothing to compare.
+                    if let Ok(list) = postcard::from_bytes::<Vec<(u64, OpDesc)>>(&payload)
+                        && list.len() <= SILENT
+                    {
+                        group.silent_of[rank] = list;
+                    }
                 }
                 self.ended = true;
                 match how {

@@ -23,6 +23,16 @@ pub(crate) struct Failure {
     pub(super) calls: Option<(u64, Vec<(usize, OpDesc)>)>,
 }
 
+/// An operation that waits for a member that has finalized.
+#[derive(Clone, Copy)]
+pub(crate) struct Forsaken {
+    pub(super) op: OpId,
+    p: usize,
+    pub(super) since: Time,
+    /// The message that was to go there or come from there.
+    message: Option<(Key, OpDesc)>,
+}
+
 impl State {
     /// Ranks disagree: `theirs` from endpoint rank `p`, `ours` here.
     pub(crate) fn mismatch(&mut self, g: usize, p: usize, key: Key, theirs: OpDesc, ours: Option<OpDesc>) {
@@ -282,25 +292,38 @@ impl State {
 
     /// Operation `op` waits for a member that has finalized.
     pub(super) fn forsaken(&mut self, op: OpId, p: usize) {
-        if self.forsaken.iter().any(|(o, ..)| *o == op) {
+        if self.forsaken.iter().any(|f| f.op == op) {
             return;
         }
         let now = self.now();
-        self.forsaken.push((op, p, now));
+        self.forsaken.push(Forsaken { op, p, since: now, message: None });
         if self.slot(op).is_some_and(|s| !s.reported) {
             self.report(op);
         }
     }
 
+    /// Which message it is that finds its peer gone.
+    pub(super) fn forsaken_message(&mut self, op: OpId, key: Key, desc: OpDesc) {
+        if let Some(f) = self.forsaken.iter_mut().find(|f| f.op == op) {
+            f.message.get_or_insert((key, desc));
+        }
+    }
+
     /// Blames members that have finalized for the calls that still wait for them.
     pub(crate) fn check_forsaken(&mut self, now: Time) {
-        while let Some((op, p, since)) = self.forsaken.first().copied()
+        while let Some(Forsaken { op, p, since, message }) = self.forsaken.first().copied()
             && since.after(super::state::LAST_WORD) <= now
         {
             self.forsaken.remove(0);
             let Some(g) = self.slot(op).filter(|s| s.result.is_none()).map(|s| s.group) else { continue };
             let Some(rank) = self.group(g).and_then(|g| g.rank_of(p)) else { continue };
-            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+            // A message has one counterpart, which the peer has not called and will not call.
+            let message = message.or_else(|| self.waits_for(op, p)).filter(|(key, _)| key.kind != COLLECTIVE);
+            if let Some((key, ours)) = message {
+                self.mismatch(g, p, key, OpDesc::new(Operation::Finalize), Some(ours));
+            } else {
+                self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+            }
         }
     }
 

@@ -19,6 +19,9 @@ use crate::frame::{FRAGMENT, Kind};
 /// How many closed calls are remembered to check late frames against.
 const HISTORY: usize = 512;
 
+/// How many calls without elements are remembered.
+pub(super) const SILENT: usize = 64;
+
 /// Forgotten groups whose late frames are recognised.
 const DEAD: usize = 1024;
 
@@ -87,6 +90,10 @@ pub(crate) struct Group {
     pub(super) over: bool,
     /// Highest collective call that each member is known to have made, plus one.
     pub(super) seen: Vec<u64>,
+    /// The last calls without elements, of which no data tells the others: compared when all finalize.
+    pub(super) silent: VecDeque<(u64, OpDesc)>,
+    /// Those of the members that have finalized.
+    pub(super) silent_of: Vec<Vec<(u64, OpDesc)>>,
     pub(super) inbox: HashMap<(usize, u32), VecDeque<Vec<u8>>>,
     pub(super) inbox_count: Vec<usize>,
     pub(super) inbox_bytes: Vec<usize>,
@@ -194,6 +201,8 @@ impl State {
             refused_p2p: Vec::new(),
             gone: vec![None; n],
             farewell: vec![false; n],
+            silent: VecDeque::new(),
+            silent_of: vec![Vec::new(); n],
             left: None,
             parted: false,
             over: false,
@@ -288,6 +297,12 @@ impl State {
         let op = OpId { index, life: slot.life };
         if let Some(seq) = seq {
             let Some(group) = self.groups[g].as_mut() else { return Err(ErrorKind::Finalized.into()) };
+            if desc.count == 0 && desc.dtype.is_some() && !desc.operation.is_pairwise() {
+                if group.silent.len() == SILENT {
+                    group.silent.pop_front();
+                }
+                group.silent.push_back((seq, desc));
+            }
             group.open.push((seq, op));
             group.newest = Some(group.newest.map_or(seq, |n| n.max(seq)));
             let queried = group.monitor.take_query(seq);
@@ -393,6 +408,8 @@ impl State {
         let Some(p) = self.group(g).and_then(|g| g.members.get(rank).copied()) else { return };
         if self.peers[p].unexpected.iter().any(|u| u.key == x.key) || self.address(g, rank, op).is_some() {
             self.register(p, x);
+        } else {
+            self.forsaken_message(op, x.key, x.desc);
         }
     }
 

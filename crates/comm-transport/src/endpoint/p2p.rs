@@ -69,7 +69,10 @@ impl State {
             self.end_refused(op, m.peer, reason);
             return piece;
         }
-        let Some((p, comm, generation)) = self.address(key.group, m.peer, op) else { return piece };
+        let Some((p, comm, generation)) = self.address(key.group, m.peer, op) else {
+            self.forsaken_message(op, key, m.desc);
+            return piece;
+        };
         let item = SendItem {
             key,
             kind: Kind::Eager,
@@ -165,7 +168,7 @@ impl State {
         }
     }
 
-    fn is_refused_here(&self, g: usize, p: usize, key: &Key) -> bool {
+    pub(super) fn is_refused_here(&self, g: usize, p: usize, key: &Key) -> bool {
         self.group(g).is_some_and(|group| {
             let rank = group.rank_of(p);
             group.refused_p2p.iter().any(|r| r.ours && Some(r.peer) == rank && r.seq == key.seq && r.tag == key.step)
@@ -330,6 +333,13 @@ impl State {
             all.push(more);
         }
         all
+    }
+
+    /// A message of an operation that waits for endpoint rank `p`.
+    pub(super) fn waits_for(&self, op: OpId, p: usize) -> Option<(Key, OpDesc)> {
+        let peer = &self.peers[p];
+        let receives = peer.posted.iter().filter(|x| x.op == op).map(|x| (x.key, x.desc));
+        receives.chain(peer.tx.items_of(op).map(|i| (i.key, i.desc))).next()
     }
 
     /// A message that came and that nobody received.

@@ -290,7 +290,12 @@ impl State {
             }
             return Ok(true);
         }
-        if key.kind == COLLECTIVE && !self.admit_collective(p, g, key.seq, &h.desc) {
+        let wanted = match key.kind {
+            COLLECTIVE => self.admit_collective(p, g, key.seq, &h.desc),
+            // A message that was under way when its receive was refused.
+            _ => !self.is_refused_here(g, p, &key),
+        };
+        if !wanted {
             return Ok(false);
         }
         if h.kind == Kind::P2pData {

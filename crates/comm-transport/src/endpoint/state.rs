@@ -116,7 +116,7 @@ pub(crate) struct State {
     /// Connections that ended without goodbye, and when.
     suspects: Vec<(usize, Time, PeerCause)>,
     /// Operations that wait for a member that has finalized, the endpoint rank, and since when.
-    pub(crate) forsaken: Vec<(OpId, usize, Time)>,
+    pub(crate) forsaken: Vec<super::failure::Forsaken>,
     pass: u32,
     /// Messages from this rank to itself: sends that wait for their receive.
     pub(crate) own_sends: Vec<super::p2p::OwnSend>,
@@ -263,7 +263,7 @@ impl State {
     pub(crate) fn next_timer(&self, now: Time) -> Option<Duration> {
         let mut next: Option<Time> = self.suspects.first().map(|(_, t, _)| t.after(BLAME_DELAY));
         let mut earlier = |t: Time| next = Some(next.map_or(t, |n| n.min(t)));
-        if let Some((.., t)) = self.forsaken.first() {
+        if let Some(t) = self.forsaken.first().map(|f| f.since) {
             earlier(t.after(LAST_WORD));
         }
         for (i, s) in self.ops.iter().enumerate().filter(|(_, s)| s.live && s.result.is_none()) {

@@ -116,9 +116,14 @@ impl Tx {
             && f.item.is_some_and(|i| i.op == op)
         {
             if let Body::User(ptr) = f.body {
-                // SAFETY: the operation is still open (it is being ended under the lock), so its buffer is valid.
-                let bytes = unsafe { std::slice::from_raw_parts(ptr, f.len) };
-                f.body = Body::Owned(bytes.to_vec());
+                let rest = if f.len == 0 {
+                    // The pointer of an empty buffer may be anything.
+                    Vec::new()
+                } else {
+                    // SAFETY: the operation is still open (it is being ended under the lock), so its buffer is valid.
+                    unsafe { std::slice::from_raw_parts(ptr, f.len) }.to_vec()
+                };
+                f.body = Body::Owned(rest);
             }
             f.item = None;
         }

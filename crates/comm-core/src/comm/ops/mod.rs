@@ -263,7 +263,7 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` when a buffer was taken out, or buffers overlap.
+    /// `InvalidArgument` when a buffer was taken out, or buffers overlap; the buffers are dropped then.
     pub fn batch_again(&self, buffers: BatchBuffers) -> Result<AsyncBatch<'_>> {
         With::new(self, CallOptions::new()).batch_again(buffers)
     }

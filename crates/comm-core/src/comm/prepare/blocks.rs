@@ -460,7 +460,10 @@ impl With<'_> {
     /// The bytes of each rank's block of `buf`.
     fn lengths(&self, what: &str, name: &str, buf: &RawBuf, counts: &[usize], unit: usize) -> Result<Vec<usize>> {
         self.one_per_rank(name, counts.len())?;
-        let unit = unit.max(1);
+        if unit == 0 {
+            // Values without size: any number of them is no byte.
+            return Ok(vec![0; counts.len()]);
+        }
         let sum = counts.iter().try_fold(0usize, |sum, c| sum.checked_add(*c));
         let (sum, have) = (sum.unwrap_or(usize::MAX), buf.bytes() / unit);
         if sum != have || !buf.bytes().is_multiple_of(unit) {
