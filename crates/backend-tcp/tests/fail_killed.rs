@@ -56,7 +56,7 @@ fn kill(n: usize, scene: &str, victim: usize, bytes: usize, after: Duration) -> 
 /// Each rank in turn, rank 0 too, in worlds of 2 to 5, inside every kind of call and between calls.
 #[test]
 fn each_rank_in_turn_in_every_situation() {
-    const SCENES: [(&str, usize); 8] = [
+    const SCENES: [(&str, usize); 13] = [
         ("all_reduce", 16 << 20),
         ("all_reduce", 8),
         ("barrier", 0),
@@ -65,6 +65,11 @@ fn each_rank_in_turn_in_every_situation() {
         ("between", 0),
         ("compute", 4096),
         ("async", 256 << 10),
+        ("all_to_all_v", 4 << 20),
+        ("gather_scatter", 1 << 20),
+        ("prefix", 2 << 20),
+        ("reduce_scatter_v", 4 << 20),
+        ("all_gather_v", 1 << 20),
     ];
     let mut worst = Duration::ZERO;
     let mut i = 0u64;

@@ -161,6 +161,8 @@ fn words(e: &Error) -> String {
 fn play(comm: &Communicator, scene: &str, victim: usize, bytes: usize) -> Error {
     let until = Instant::now() + Duration::from_secs(20);
     let mut x = vec![1f32; bytes / 4];
+    let (n, me) = (comm.size(), comm.rank());
+    let share = x.len() / n;
     loop {
         assert!(Instant::now() < until, "no error in scene {scene}");
         let r = match scene {
@@ -188,6 +190,30 @@ fn play(comm: &Communicator, scene: &str, victim: usize, bytes: usize) -> Error 
                 });
                 x = vec![1f32; bytes / 4];
                 r.map(drop)
+            }
+            "all_to_all_v" => {
+                // More to higher ranks, nothing to oneself.
+                let pair = |a: usize, b: usize| if a == b { 0 } else { share * (a + b + 1) / (2 * n) };
+                let send: Vec<usize> = (0..n).map(|r| pair(me, r)).collect();
+                let recv: Vec<usize> = (0..n).map(|r| pair(r, me)).collect();
+                let mut out = vec![0f32; recv.iter().sum()];
+                comm.all_to_all_v(&x[..send.iter().sum()], &mut out, &send, &recv)
+            }
+            "gather_scatter" => {
+                let mut all = vec![0f32; share * n];
+                comm.gather(&x[..share], (me == 0).then_some(&mut all), 0)
+                    .and_then(|()| comm.scatter((me == 0).then_some(&all), &mut x[..share], 0))
+            }
+            "prefix" => comm.scan(&mut x, op::Max).and_then(|()| comm.exscan(&mut x, op::Max)),
+            "reduce_scatter_v" => {
+                let counts: Vec<usize> = (0..n).map(|r| if r == n - 1 { 0 } else { share }).collect();
+                let mut out = vec![0f32; counts[me]];
+                comm.reduce_scatter_v(&x[..share * (n - 1)], &mut out, &counts, op::Max)
+            }
+            "all_gather_v" => {
+                let counts: Vec<usize> = (0..n).map(|r| if r == 0 { 0 } else { share }).collect();
+                let mut out = vec![0f32; counts.iter().sum()];
+                comm.all_gather_v(&x[..counts[me]], &mut out, &counts)
             }
             other => panic!("no scene {other}"),
         };
