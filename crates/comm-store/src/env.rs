@@ -16,6 +16,8 @@ pub const NNODES: &str = "RUSTCOMMS_NNODES";
 pub const STORE: &str = "RUSTCOMMS_STORE";
 /// Name of the run; ranks prefix their keys with it, so that runs do not meet each other's values.
 pub const RUN_ID: &str = "RUSTCOMMS_RUN_ID";
+/// The one launcher of [`LAUNCHERS`](crate::LAUNCHERS) whose variables count, or `auto`.
+pub const LAUNCHER: &str = "RUSTCOMMS_LAUNCHER";
 
 /// What torchrun sets for its workers, so that programs written for it find themselves too.
 pub mod torch {

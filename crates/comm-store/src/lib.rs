@@ -31,7 +31,7 @@ mod server;
 mod state;
 
 pub use client::TcpStore;
-pub use discover::{Place, discover, discover_in};
+pub use discover::{LAUNCHERS, Place, discover, discover_as, discover_as_in, discover_in};
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use server::{TcpStoreServer, TcpStoreServerOptions};
