@@ -1,4 +1,4 @@
-//! Rendezvous stores of rustcomms: TcpStore client and server, MemoryStore, PrefixStore.
+//! Rendezvous stores of rustcomms: TcpStore client and server, FileStore, MemoryStore, PrefixStore.
 //!
 //! Not a database and not a data path: a store holds the few small values through which ranks find
 //! each other. [`TcpStore`] and [`TcpStoreServer`] speak the protocol of PyTorch's `TCPStore`
@@ -24,6 +24,7 @@ mod client;
 mod conn;
 mod discover;
 pub mod env;
+mod file;
 mod memory;
 mod prefix;
 mod protocol;
@@ -32,6 +33,7 @@ mod state;
 
 pub use client::TcpStore;
 pub use discover::{LAUNCHERS, Place, discover, discover_as, discover_as_in, discover_in};
+pub use file::FileStore;
 pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use server::{TcpStoreServer, TcpStoreServerOptions};

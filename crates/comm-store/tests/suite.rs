@@ -7,7 +7,7 @@ use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use comm_core::{ErrorKind, Phase, Store};
-use comm_store::{MemoryStore, PrefixStore, TcpStore, TcpStoreServer};
+use comm_store::{FileStore, MemoryStore, PrefixStore, TcpStore, TcpStoreServer};
 use common::LONG;
 
 const SHORT: Duration = Duration::from_millis(60);
@@ -17,6 +17,14 @@ fn with_tcp(f: impl FnOnce(Arc<dyn Store>)) {
     f(Arc::new(TcpStore::connect(server.local_addr(), LONG).unwrap()));
 }
 
+fn with_file(f: impl FnOnce(Arc<dyn Store>)) {
+    let shared = common::Shared::new();
+    let store = FileStore::open(&shared.0, "suite").unwrap();
+    f(Arc::new(store.clone()));
+    store.remove().unwrap();
+    assert_eq!(std::fs::read_dir(&shared.0).unwrap().count(), 0);
+}
+
 macro_rules! suite {
     ($($name:ident),*) => {
         mod memory {
@@ -24,6 +32,9 @@ macro_rules! suite {
         }
         mod tcp {
             $(#[test] fn $name() { super::with_tcp(super::$name) })*
+        }
+        mod file {
+            $(#[test] fn $name() { super::with_file(super::$name) })*
         }
         mod prefix_of_memory {
             use super::{Arc, MemoryStore, PrefixStore};

@@ -3,6 +3,8 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use comm_core::Store;
@@ -78,5 +80,24 @@ pub fn eventually(what: &str, mut f: impl FnMut() -> bool) {
     while !f() {
         assert!(start.elapsed() < LONG, "never: {what}");
         std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// An empty directory, which goes away with this.
+pub struct Shared(pub PathBuf);
+
+impl Shared {
+    pub fn new() -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("rustcomms-store-{}-{n}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
