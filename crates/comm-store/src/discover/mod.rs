@@ -29,7 +29,8 @@ pub struct Place {
     pub node: Option<usize>,
     /// Number of hosts, if told.
     pub nodes: Option<usize>,
-    /// `host:port` of the store; `None` for a single process, and where nothing tells it ([`require_store`](Self::require_store)).
+    /// `host:port` of the store; `None` for a single process, and where nothing tells it: see
+    /// [`require_store`](Self::require_store).
     pub store: Option<String>,
     /// Whether rank 0 must host the store, because the launcher does not.
     pub rank0_hosts: bool,

@@ -1,7 +1,10 @@
 //! A Slurm step: what `srun` tells its tasks.
 //!
 //! Only a *step* counts. `SLURM_JOB_ID` alone is also set in the shell of `sbatch` and `salloc`, where one process
-//! runs. The names are those of Slurm's documentation; no test here has run under a real Slurm.
+//! runs. The first host of the step is taken for rank 0's, which holds unless `--distribution=arbitrary` says
+//! otherwise; two steps of one job that run at once on one first host need a `MASTER_PORT` each. Steps of heterogeneous
+//! jobs are read like others, which was not tried. The names, and the numbers of special steps, are general knowledge
+//! of Slurm; no test here has run under a real one.
 
 use comm_core::{Error, Result};
 
