@@ -144,6 +144,10 @@ fn open_store(
     if let Some(s) = &options.store {
         return Ok((Arc::clone(s), None));
     }
+    // What is missing under a launcher it says itself.
+    if place.method != "single" {
+        place.require_store()?;
+    }
     let Some(addr) = &place.store else {
         return Err(Error::new(ErrorKind::Bootstrap {
             what: "there is no store to meet at: start the ranks with `rustcomms run` or torchrun, set RUSTCOMMS_STORE or \

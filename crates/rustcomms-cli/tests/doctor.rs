@@ -88,8 +88,12 @@ fn a_sound_machine() {
 
 #[test]
 fn settings_are_listed_honoured_and_checked() {
-    let (code, out) =
-        doctor(&[("RUSTCOMMS_ALGO", "ring"), ("RUSTCOMMS_SIMD", "portable"), ("RUSTCOMMS_TIMEOUT", "7.5")]);
+    let (code, out) = doctor(&[
+        ("RUSTCOMMS_ALGO", "ring"),
+        ("RUSTCOMMS_SIMD", "portable"),
+        ("RUSTCOMMS_TIMEOUT", "7.5"),
+        ("RUSTCOMMS_LAUNCHER", "single"),
+    ]);
     assert_eq!(code, Some(0), "{out}");
     for part in
         ["RUSTCOMMS_ALGO=ring (", "RUSTCOMMS_SIMD=portable (", "RUSTCOMMS_TIMEOUT=7.5 (", "reductions use portable\n"]
@@ -121,7 +125,7 @@ fn a_misspelt_variable_is_a_warning() {
 fn what_cannot_work_is_a_problem() {
     for (name, value, text) in [
         ("RUSTCOMMS_ALGO", "rnig", "there is no algorithm 'rnig'"),
-        ("RUSTCOMMS_TIMEOUT", "5s", "RUSTCOMMS_TIMEOUT=5s is ignored"),
+        ("RUSTCOMMS_TIMEOUT", "5s", "RUSTCOMMS_TIMEOUT=5s cannot be used"),
         ("RUSTCOMMS_RANK", "0", "RUSTCOMMS_WORLD_SIZE is not"),
     ] {
         let (code, out) = doctor(&[(name, value)]);

@@ -15,8 +15,8 @@ const GRACE: Duration = Duration::from_secs(3);
 /// Whether a launcher's variables are present, so that this process is a rank.
 #[must_use]
 pub fn is_rank() -> bool {
-    let set = |name: &str| std::env::var_os(name).is_some();
-    (set(env::RANK) && set(env::WORLD_SIZE)) || (set(env::torch::RANK) && set(env::torch::WORLD_SIZE))
+    // Variables that make no sense are a launcher's too: what is wrong with them says `connect`.
+    comm_store::discover().map_or(true, |p| p.method != "single")
 }
 
 /// Runs this program again as `ranks` ranks, with the same arguments, and hosts their store; returns

@@ -5,9 +5,10 @@ use collectives::Algorithm;
 use super::Findings;
 
 /// The settings that users choose, what they are for, and what holds where they are not set.
-const SETTINGS: [(&str, &str, &str); 3] = [
+const SETTINGS: [(&str, &str, &str); 4] = [
     ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
     ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
+    ("RUSTCOMMS_LAUNCHER", "launcher whose variables count", "found out, see below"),
     ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
 ];
 
@@ -77,7 +78,7 @@ pub(super) fn forced() -> Option<String> {
 fn unusable(name: &str, value: &str) -> Option<String> {
     match name {
         "RUSTCOMMS_TIMEOUT" if !value.parse::<f64>().is_ok_and(|s| s > 0.0 && s.is_finite()) => {
-            Some(format!("{name}={value} is ignored: it is not a number of seconds above 0"))
+            Some(format!("{name}={value} cannot be used: it is not a number of seconds above 0"))
         }
         "RUSTCOMMS_SIMD" if !["", "portable", "avx2", "avx512"].contains(&value) => {
             Some(format!("{name}={value} is ignored: it is none of portable, avx2, avx512"))

@@ -62,10 +62,18 @@ pub(crate) fn execute(_: &Args) -> ExitCode {
     Findings::say("\nenvironment:");
     environment::look(&mut found);
     match discover() {
-        Ok(place) if rustcomms::launch::is_rank() => {
-            Findings::say(&format!("  this process is rank {} of {}", place.rank, place.size));
+        Ok(place) => {
+            if place.method == "single" {
+                Findings::say("  no launcher: this process is no rank of a run");
+            } else {
+                let (rank, size, method) = (place.rank, place.size, place.method);
+                Findings::say(&format!("  this process is rank {rank} of {size}, says {method}"));
+                if let Err(e) = place.require_store() {
+                    found.warn(&e.to_string());
+                }
+            }
+            place.why.iter().for_each(|why| Findings::say(&format!("    {why}")));
         }
-        Ok(_) => Findings::say("  no launcher: this process is no rank of a run"),
         Err(e) => found.problem(&e.to_string()),
     }
 
