@@ -304,3 +304,31 @@ fn a_message_under_way_to_a_refused_receive() {
         });
     }
 }
+
+/// A refused send concerns the message in its direction only, not the one of the same number that comes the other way.
+#[test]
+fn a_refused_send_leaves_what_comes_the_other_way() {
+    for long in [false, true] {
+        let comms = make(2, &CommOptions::new().timeout(HANGS));
+        let gate = std::sync::Barrier::new(2);
+        run("other way", &comms, move |comm| {
+            let mut x = vec![comm.rank() as u32 + 5; if long { 50_000 } else { 4 }];
+            if comm.rank() == 1 {
+                let guard = comm.observe(Arc::new(No));
+                assert!(comm.send(&x, 0).unwrap_err().is_recoverable());
+                drop(guard);
+                gate.wait();
+                std::thread::sleep(Duration::from_millis(20));
+                comm.recv(&mut x, 0).unwrap();
+                assert!(x.iter().all(|v| *v == 5));
+            } else {
+                gate.wait();
+                comm.send(&x, 1).unwrap();
+                let e = comm.recv(&mut x, 1).unwrap_err();
+                assert!(matches!(e.kind(), ErrorKind::PeerRefused { rank: 1, .. }), "{e}");
+            }
+            works(comm, 2);
+            finalize(comm);
+        });
+    }
+}

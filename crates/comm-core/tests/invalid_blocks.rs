@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use comm_core::{Communicator, Device, ErrorKind, Observer, Operation, RealClock, Result, op};
+use comm_core::{CommOptions, Communicator, Device, ErrorKind, Observer, Operation, RealClock, Result, op};
 use common::mock::Mock;
 use common::{Raw, refused, world, world_on};
 
@@ -560,4 +560,43 @@ fn both_ends_hear_of_a_sendrecv_that_an_observer_refuses() {
         assert!(reason.contains("not today"), "{reason}");
     });
     assert!(shared.is_quiet());
+}
+
+/// A communicator of a device lets its memory through; a host backend under it must not follow such pointers.
+#[test]
+fn a_host_backend_takes_host_memory_on_every_communicator() {
+    let shared = common::toy::World::new(2);
+    let ranks: Vec<_> = (0..2)
+        .map(|rank| {
+            let shared = Arc::clone(&shared);
+            std::thread::spawn(move || {
+                let options = CommOptions::new().timeout(std::time::Duration::from_secs(10));
+                let c = shared.comm_on(Device::cuda(Some(1)), rank, options).unwrap();
+                for asynchronous in [false, true] {
+                    let mut m = [1u32; 2];
+                    let device = if rank == 0 { Device::cuda(Some(1)) } else { Device::CPU };
+                    let buf = Raw::of(&mut m, 0, 2).on(device);
+                    let r = if asynchronous {
+                        c.scan_async(buf, op::Sum).and_then(|w| w.wait().map(drop))
+                    } else {
+                        c.scan(buf, op::Sum)
+                    };
+                    let e = r.unwrap_err();
+                    if rank == 0 {
+                        assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
+                        assert!(e.to_string().contains("cuda:1"), "{e}");
+                    } else {
+                        assert!(matches!(e.kind(), ErrorKind::PeerRefused { rank: 0, .. }), "{e}");
+                    }
+                    assert_eq!(m, [1; 2], "the memory was touched");
+                }
+                let mut x = [1u32];
+                c.all_reduce(&mut x, op::Sum).unwrap();
+                assert_eq!(x, [2]);
+            })
+        })
+        .collect();
+    for r in ranks {
+        r.join().unwrap();
+    }
 }

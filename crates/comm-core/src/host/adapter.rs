@@ -106,13 +106,6 @@ struct Adapter<B> {
     shared: Arc<Shared<B>>,
 }
 
-impl<B: HostBackend> Adapter<B> {
-    /// Slices are made of host memory only, whatever device the communicator was made for.
-    fn check(&self, request: &OpRequest) -> Result<()> {
-        crate::comm::check::request(request, self.shared.backend.info().size, Device::CPU)
-    }
-}
-
 impl<B: HostBackend> fmt::Debug for Adapter<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("HostBackend").field(&self.shared.backend).finish()
@@ -207,10 +200,13 @@ impl<B: HostBackend> Shared<B> {
     ///
     /// As [`Backend::run`].
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
+        // Slices are made of host memory only, whatever device the communicator was made for.
+        let on_host = crate::comm::check::request(request, self.backend.info().size, Device::CPU);
+        let lawful = on_host.is_ok();
         // SAFETY: forwarded.
-        let result = unsafe { self.dispatch(request, call) };
+        let result = on_host.and_then(|()| unsafe { self.dispatch(request, call) });
         if let Err(e) = &result
-            && matches!(e.kind(), ErrorKind::Unsupported { .. })
+            && (!lawful || matches!(e.kind(), ErrorKind::Unsupported { .. }))
             && call.desc.operation.is_collective()
         {
             // Ranks that make another call must not wait for this one.
@@ -494,13 +490,11 @@ unsafe impl<B: HostBackend> Backend for Adapter<B> {
     }
 
     unsafe fn run(&self, request: &OpRequest, call: &CallInfo<'_>) -> Result<()> {
-        self.check(request)?;
         // SAFETY: forwarded.
         unsafe { self.shared.run(request, call) }
     }
 
     unsafe fn start(&self, request: OpRequest, call: &CallInfo<'_>) -> Result<Box<dyn Pending>> {
-        self.check(&request)?;
         let cell = Arc::new(Cell::default());
         let job = Job {
             request,

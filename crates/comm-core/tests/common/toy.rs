@@ -66,10 +66,15 @@ impl World {
     }
 
     pub(crate) fn comm_with(self: &Arc<Self>, rank: usize, options: CommOptions) -> Result<Communicator> {
+        self.comm_on(Device::CPU, rank, options)
+    }
+
+    /// A communicator that says it is for this device.
+    pub(crate) fn comm_on(self: &Arc<Self>, device: Device, rank: usize, options: CommOptions) -> Result<Communicator> {
         let mut info = BackendInfo::new("toy", rank, self.size);
         info.hints = HINTS;
         let toy = Toy { info, world: Arc::clone(self), clock: Arc::new(RealClock) };
-        Communicator::from_backend(host_backend(toy), Device::CPU, options)
+        Communicator::from_backend(host_backend(toy), device, options)
     }
 
     /// Ends everything in flight on all ranks.
