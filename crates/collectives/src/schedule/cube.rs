@@ -36,6 +36,16 @@ impl Cube {
         self.rank < 2 * self.surplus && self.rank % 2 == 1
     }
 
+    /// Combinations of a member: one per round, and before them one with the surplus rank that it serves.
+    pub(super) fn combines(&self) -> usize {
+        self.rounds + self.before()
+    }
+
+    /// Those before the rounds.
+    pub(super) fn before(&self) -> usize {
+        usize::from(self.serves())
+    }
+
     /// The rank that is this member.
     pub(super) const fn rank_of(&self, member: usize) -> usize {
         if member < self.surplus { 2 * member + 1 } else { member + self.surplus }

@@ -79,7 +79,7 @@ impl Doubling {
     fn combines(&self) -> usize {
         match self.cube.member() {
             None => 0,
-            Some(_) => self.cube.rounds + usize::from(self.cube.serves()),
+            Some(_) => self.cube.combines(),
         }
     }
 

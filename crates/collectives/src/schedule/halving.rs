@@ -75,22 +75,13 @@ struct Lane {
 }
 
 impl Blockwise {
-    /// Combinations of a member: one per round, and before them one with the surplus rank that it serves.
-    fn combines(&self) -> usize {
-        self.cube.rounds + self.before()
-    }
-
-    fn before(&self) -> usize {
-        usize::from(self.cube.serves())
-    }
-
     /// All blocks' sums, a surplus rank's blocks, and what the rounds receive.
     fn slots(&self) -> usize {
         let n = self.shape.size;
         if n == 1 {
             0
         } else {
-            n * (1 + self.before()) + self.cube.member().map_or(0, |m| self.used(m, self.cube.rounds))
+            n * (1 + self.cube.before()) + self.cube.member().map_or(0, |m| self.used(m, self.cube.rounds))
         }
     }
 
@@ -127,20 +118,20 @@ impl Blockwise {
     /// Where what is combined waits.
     fn slot(&self, member: usize, stage: usize, at: Piece) -> Span {
         let n = self.shape.size;
-        if stage < self.before() {
+        if stage < self.cube.before() {
             return self.pieces(at, n, n);
         }
-        let round = stage - self.before();
+        let round = stage - self.cube.before();
         let used = self.used(member, round);
-        self.pieces(at, n * (1 + self.before()) + used, self.part(member, round + 1).1)
+        self.pieces(at, n * (1 + self.cube.before()) + used, self.part(member, round + 1).1)
     }
 
     /// Peer and step of a combination.
     fn peer(&self, member: usize, stage: usize, at: Piece) -> (usize, u32) {
-        if stage < self.before() {
+        if stage < self.cube.before() {
             return (self.shape.rank - 1, self.step(at, 0));
         }
-        let round = stage - self.before();
+        let round = stage - self.cube.before();
         (self.cube.rank_of(member ^ (1 << round)), self.step(at, round + 1))
     }
 
@@ -178,7 +169,7 @@ impl Plan for Blockwise {
             return Ok(());
         }
         if let Some(member) = self.cube.member() {
-            for stage in 0..self.combines() {
+            for stage in 0..self.cube.combines() {
                 let (peer, step) = self.peer(member, stage, at);
                 lane.recvs.push(t.recv(peer, step, self.slot(member, stage, at))?);
             }
@@ -198,11 +189,11 @@ impl Plan for Blockwise {
             let received = lane.recvs.all_done(t);
             return Ok(lane.sends.all_done(t) && received);
         };
-        while lane.stage < self.combines() {
+        while lane.stage < self.cube.combines() {
             let stage = lane.stage;
             let (peer, step) = self.peer(member, stage, at);
-            let rounds = (stage + 1).saturating_sub(self.before());
-            if stage >= self.before() && !lane.posted {
+            let rounds = (stage + 1).saturating_sub(self.cube.before());
+            if stage >= self.cube.before() && !lane.posted {
                 let theirs = self.part(member ^ (1 << (rounds - 1)), rounds);
                 lane.sends.push(t.send(peer, step, self.sums(at, theirs))?);
                 lane.posted = true;

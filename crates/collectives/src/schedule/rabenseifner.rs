@@ -84,21 +84,12 @@ struct Combine {
 }
 
 impl Halving {
-    /// Combinations of a member: one per round, and before them one with the surplus rank that it serves.
-    fn combines(&self) -> usize {
-        self.cube.rounds + self.before()
-    }
-
-    fn before(&self) -> usize {
-        usize::from(self.cube.serves())
-    }
-
     /// The slots of the rounds together, each at most half of the one before rounded up, and a surplus rank's piece.
     fn lane_bytes(&self) -> usize {
         if self.cube.member().is_none() || self.shape.size == 1 {
             return 0;
         }
-        self.cut.segment * (1 + self.before()) + self.cube.rounds * self.shape.unit
+        self.cut.segment * (1 + self.cube.before()) + self.cube.rounds * self.shape.unit
     }
 
     fn step(&self, at: Piece, within: usize) -> u32 {
@@ -138,7 +129,7 @@ impl Halving {
     fn combine(&self, member: usize, stage: usize, at: Piece) -> Combine {
         let base = at.lane * self.lane_bytes();
         let whole = Self::result(at, (0, at.len));
-        if stage < self.before() {
+        if stage < self.cube.before() {
             let slot = Span::new(Buf::Scratch, base, at.len);
             return Combine {
                 peer: self.shape.rank - 1,
@@ -148,20 +139,20 @@ impl Halving {
                 slot,
             };
         }
-        let round = stage - self.before();
+        let round = stage - self.cube.before();
         let used: usize = (1..=round).map(|rounds| self.part(member, rounds, at).1).sum();
         let (peer, keep, give) = self.round(member, round, at);
-        let slot = Span::new(Buf::Scratch, base + self.before() * self.cut.segment + used, keep.len);
+        let slot = Span::new(Buf::Scratch, base + self.cube.before() * self.cut.segment + used, keep.len);
         Combine { peer, lower: peer < self.shape.rank, keep, give, slot }
     }
 
     fn combine_step(&self, stage: usize, at: Piece) -> u32 {
-        self.step(at, if stage < self.before() { 0 } else { 1 + stage - self.before() })
+        self.step(at, if stage < self.cube.before() { 0 } else { 1 + stage - self.cube.before() })
     }
 
     /// Goes on with the reduce-scatter; true once it is done and nothing of it is being sent.
     fn reduce(&self, t: &mut dyn Transport, lane: &mut Lane, member: usize, at: Piece) -> Result<bool> {
-        while lane.stage < self.combines() {
+        while lane.stage < self.cube.combines() {
             let stage = lane.stage;
             let c = self.combine(member, stage, at);
             if !lane.posted && c.give.len > 0 {
@@ -215,7 +206,7 @@ impl Plan for Halving {
             lane.sends.push(t.send(self.shape.rank + 1, self.step(at, 0), self.own(whole))?);
             return Ok(());
         };
-        for stage in 0..self.combines() {
+        for stage in 0..self.cube.combines() {
             let c = self.combine(member, stage, at);
             let step = self.combine_step(stage, at);
             lane.recvs.push(match (stage, self.shape.in_place) {
@@ -250,7 +241,7 @@ impl Plan for Halving {
             }
             return Ok(lane.sends.all_done(t) && lane.stage == 2);
         };
-        let first = self.combines();
+        let first = self.cube.combines();
         if lane.spread.is_empty() {
             if !self.reduce(t, lane, member, at)? {
                 return Ok(false);
