@@ -209,16 +209,6 @@ fn collect(store: &dyn Store, key: &str, mine: &Card, rank: usize, until: Instan
             let who = format!("rank {r} on {}", card.host.name);
             return Err(ErrorKind::VersionSkew { ours: mine.protocol, theirs: card.protocol, who }.into());
         }
-        if card.gave_up {
-            return Err(Error::new(ErrorKind::Bootstrap {
-                what: format!(
-                    "rank {r} on {} came and has given up waiting; start the ranks closer together",
-                    card.host.name
-                ),
-                arrived: Vec::new(),
-                missing: vec![r],
-            }));
-        }
         if (card.size, card.checksum) != (mine.size, mine.checksum) {
             return Err(Error::new(ErrorKind::Bootstrap {
                 what: format!(
@@ -230,6 +220,17 @@ fn collect(store: &dyn Store, key: &str, mine: &Card, rank: usize, until: Instan
             }));
         }
         cards.push(card);
+    }
+    // Asked last: a rank gives up because of what disagrees, which says more.
+    if let Some((r, card)) = cards.iter().enumerate().find(|(_, c)| c.gave_up) {
+        return Err(Error::new(ErrorKind::Bootstrap {
+            what: format!(
+                "rank {r} on {} came and has given up waiting; start the ranks closer together",
+                card.host.name
+            ),
+            arrived: Vec::new(),
+            missing: vec![r],
+        }));
     }
     Ok(cards)
 }
