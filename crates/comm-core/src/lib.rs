@@ -23,6 +23,7 @@ pub mod op;
 mod options;
 mod reduce;
 mod registry;
+mod secret;
 mod store;
 mod time;
 mod work;
@@ -50,6 +51,7 @@ pub use options::{
 };
 pub use reduce::{Reducer, normalize_bools, panic_text, simd_level};
 pub use registry::{Factory, built_backends, is_backend_built, new_comm, register_backend};
+pub use secret::{SECRET_VARIABLE, Secret};
 pub use store::Store;
 pub use time::{Clock, Parker, RealClock, Time};
 pub use work::{ScopedWork, Work, WorkStatus, wait_all, wait_any};

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use crate::device::StreamRef;
 use crate::error::{Error, Result};
+use crate::secret::Secret;
 use crate::store::Store;
 use crate::time::{Clock, RealClock};
 
@@ -90,6 +91,11 @@ pub struct CommOptions {
     pub dynamic: bool,
     /// Whether frames carry a checksum (always on in backend-sim).
     pub checksum: bool,
+    /// What ranks prove to know before anything else they say is read; default `RUSTCOMMS_SECRET`, else none.
+    pub secret: Option<Secret>,
+    /// Which network interfaces a rank listens and connects on, as a comma-separated list of names (`eth0`), beginnings
+    /// (`ib*`), networks (`10.0.0.0/8`) and exclusions (`!docker0`); default `RUSTCOMMS_INTERFACE`, else all.
+    pub interface: Option<String>,
     /// Backend-specific settings; unknown names are errors.
     pub hints: BTreeMap<String, String>,
     /// Source of time.
@@ -131,6 +137,8 @@ impl CommOptions {
             heartbeat_timeout: Duration::from_secs(30),
             dynamic: false,
             checksum: false,
+            secret: None,
+            interface: None,
             hints: BTreeMap::new(),
             clock: Arc::new(RealClock),
         }
@@ -203,6 +211,36 @@ impl CommOptions {
         self
     }
 
+    /// Sets what ranks prove to know.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.secret = Some(secret);
+        self
+    }
+
+    /// The secret, or that of the environment.
+    ///
+    /// # Errors
+    ///
+    /// As [`Secret::from_environment`].
+    pub fn effective_secret(&self) -> Result<Option<Secret>> {
+        if self.secret.is_some() { Ok(self.secret.clone()) } else { Secret::from_environment() }
+    }
+
+    /// Sets the network interfaces.
+    #[must_use]
+    pub fn interface(mut self, interfaces: impl Into<String>) -> Self {
+        self.interface = Some(interfaces.into());
+        self
+    }
+
+    /// The network interfaces, or those of the environment.
+    #[must_use]
+    pub fn effective_interface(&self) -> Option<String> {
+        let environment = || std::env::var_os("RUSTCOMMS_INTERFACE").map(|v| v.to_string_lossy().into_owned());
+        self.interface.clone().or_else(environment).filter(|v| !v.trim().is_empty())
+    }
+
     /// Sets a hint.
     #[must_use]
     pub fn hint(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
@@ -236,6 +274,8 @@ impl fmt::Debug for CommOptions {
             .field("heartbeat_timeout", &self.heartbeat_timeout)
             .field("dynamic", &self.dynamic)
             .field("checksum", &self.checksum)
+            .field("secret", &self.secret)
+            .field("interface", &self.interface)
             .field("hints", &self.hints)
             .finish_non_exhaustive()
     }

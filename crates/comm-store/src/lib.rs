@@ -20,6 +20,7 @@
 //!
 //! Unix only: the server's loop is `poll(2)`.
 
+pub mod auth;
 mod client;
 mod conn;
 mod discover;
