@@ -78,7 +78,12 @@ fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions
     let endpoint = Endpoint::new(
         rank,
         links,
-        EndpointOptions { checksum: true, patience: Patience::fitting(size, cores), clock: Arc::clone(&options.clock) },
+        EndpointOptions {
+            checksum: true,
+            patience: Patience::fitting(size, cores),
+            clock: Arc::clone(&options.clock),
+            dialer: None,
+        },
     )?;
     let mut info = BackendInfo::new("sim", rank, size);
     info.transport = "in-process".into();

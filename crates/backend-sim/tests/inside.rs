@@ -15,8 +15,12 @@ type Member = (Communicator, Arc<Endpoint>);
 fn endpoints(n: usize) -> Vec<Arc<Endpoint>> {
     let options = CommOptions::new();
     let make = |(rank, links)| {
-        let o =
-            EndpointOptions { checksum: true, patience: Patience::fitting(n, 2), clock: Arc::clone(&options.clock) };
+        let o = EndpointOptions {
+            checksum: true,
+            patience: Patience::fitting(n, 2),
+            clock: Arc::clone(&options.clock),
+            dialer: None,
+        };
         Endpoint::new(rank, links, o).unwrap()
     };
     MemLink::mesh(n).into_iter().enumerate().map(make).collect()

@@ -72,7 +72,7 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let endpoint = Endpoint::new(
         rank,
         links,
-        EndpointOptions { checksum: options.checksum, patience, clock: Arc::clone(&options.clock) },
+        EndpointOptions { checksum: options.checksum, patience, clock: Arc::clone(&options.clock), dialer: None },
     )?;
     let name = options.effective_name();
     let spec = GroupSpec {

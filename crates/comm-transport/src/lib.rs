@@ -8,6 +8,7 @@ mod endpoint;
 mod engine;
 mod frame;
 mod link;
+mod overlay;
 mod wait;
 
 pub use endpoint::{
@@ -15,4 +16,5 @@ pub use endpoint::{
 };
 pub use frame::{FRAGMENT, HEADER, PROTOCOL};
 pub use link::{Link, MemLink, SocketLink};
+pub use overlay::{Dialer, SMALL_WORLD, neighbours};
 pub use wait::Notify;

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
+use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, PeerCause, Pending, Phase, Result, Time};
 use parking_lot::{Mutex, MutexGuard};
 
 use self::flight::Flight;
@@ -38,6 +38,7 @@ pub use self::p2p::EAGER;
 use self::state::State;
 use crate::engine::{Driven, EngineHandle, Turn};
 use crate::link::Link;
+use crate::overlay::Dialer;
 use crate::wait::Notify;
 
 /// Longest sleep of a waiting thread before it looks at timers again.
@@ -73,6 +74,9 @@ pub struct EndpointOptions {
     pub patience: Patience,
     /// Source of time.
     pub clock: Arc<dyn Clock>,
+    /// Who makes the connections that are missing at creation, when they are needed. Without one, a peer without link
+    /// is one that is gone.
+    pub dialer: Option<Arc<dyn Dialer>>,
 }
 
 /// A group of an endpoint, as its owner names it.
@@ -112,7 +116,7 @@ impl Endpoint {
     /// When the engine or the descriptors for waiting cannot be created.
     pub fn new(rank: usize, mut links: Vec<Option<Box<dyn Link>>>, options: EndpointOptions) -> Result<Arc<Self>> {
         let engine = EngineHandle::get()?;
-        let polled = links.iter().flatten().any(|l| l.fd().is_some());
+        let polled = options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some());
         let notify = if polled {
             Notify::polled(engine, options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {
@@ -138,6 +142,39 @@ impl Endpoint {
             registered: AtomicBool::new(false),
         });
         Ok(endpoint)
+    }
+
+    /// Gives the endpoint a link to `peer`, whether it had asked for one or the peer has made it. Who has two at a time
+    /// must agree with the peer on the one to use: of two links, the second is dropped.
+    ///
+    /// # Errors
+    ///
+    /// When the link cannot be watched.
+    pub fn attach(&self, peer: usize, mut link: Box<dyn Link>) -> Result<()> {
+        self.with(|st| {
+            let known = st.peers.get(peer).is_some_and(|p| p.link.is_none() && p.down.is_none());
+            if !known || peer == st.rank {
+                return Ok(());
+            }
+            if let Some(fd) = link.fd() {
+                self.notify.watch(fd, peer).map_err(|e| Error::io("watching a link", &e))?;
+            }
+            link.attach(&self.notify);
+            st.peers[peer].link = Some(link);
+            st.linked(peer);
+            Ok(())
+        })
+    }
+
+    /// No link to `peer` can be had: nobody listens where it said it would, or it does not answer. Its process is taken
+    /// for dead.
+    pub fn unreachable(&self, peer: usize, why: &str) {
+        self.with(|st| {
+            if st.peers.get(peer).is_some_and(|p| p.link.is_none() && p.down.is_none()) {
+                tracing::debug!(peer, why, "a peer cannot be reached");
+                st.lose_peer(peer, PeerCause::Killed);
+            }
+        });
     }
 
     /// The clock.

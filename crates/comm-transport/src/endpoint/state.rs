@@ -222,6 +222,14 @@ impl State {
         self.ended = true;
     }
 
+    /// A link to `p` has come: what was waiting for it goes out.
+    pub(crate) fn linked(&mut self, p: usize) {
+        self.moved = true;
+        self.pump_tx(p);
+        self.pump_rx(p);
+        self.run_tasks();
+    }
+
     /// Whether the blame for the end of the connection to `p` is still open.
     pub(crate) fn is_suspect(&self, p: usize) -> bool {
         self.suspects.iter().any(|(s, ..)| *s == p)

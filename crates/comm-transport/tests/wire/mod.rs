@@ -84,7 +84,7 @@ pub struct Scene {
 }
 
 pub fn options(checksum: bool) -> EndpointOptions {
-    EndpointOptions { checksum, patience: Patience::fitting(3, 1), clock: Arc::new(RealClock) }
+    EndpointOptions { checksum, patience: Patience::fitting(3, 1), clock: Arc::new(RealClock), dialer: None }
 }
 
 pub fn spec(id: u64, members: &[usize]) -> GroupSpec {
