@@ -23,7 +23,7 @@ use std::sync::Arc;
 
 use collectives::{MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
-use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
+use comm_transport::{Connect, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
 
 /// Memory that unrequested data of all peers together may take in one communicator, roughly.
 const HELD: u64 = 64 << 20;
@@ -72,7 +72,13 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let endpoint = Endpoint::new(
         rank,
         links,
-        EndpointOptions { checksum: options.checksum, patience, clock: Arc::clone(&options.clock), dialer: None },
+        EndpointOptions {
+            checksum: options.checksum,
+            patience,
+            clock: Arc::clone(&options.clock),
+            dialer: None,
+            connect: Connect::Auto,
+        },
     )?;
     let name = options.effective_name();
     let spec = GroupSpec {

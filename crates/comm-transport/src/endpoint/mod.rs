@@ -15,6 +15,7 @@ mod failure;
 mod flight;
 mod group;
 mod monitor;
+mod news;
 mod op;
 mod p2p;
 mod rx;
@@ -38,7 +39,7 @@ pub use self::p2p::EAGER;
 use self::state::State;
 use crate::engine::{Driven, EngineHandle, Turn};
 use crate::link::Link;
-use crate::overlay::Dialer;
+use crate::overlay::{Connect, Dialer};
 use crate::wait::Notify;
 
 /// Longest sleep of a waiting thread before it looks at timers again.
@@ -46,6 +47,8 @@ const NAP: Duration = Duration::from_millis(100);
 /// How long an error waits for the abort messages to be written, so that they are out before the caller
 /// can end the process.
 const FLUSH: Duration = Duration::from_millis(100);
+/// How long finalize waits for the others to say that nothing more comes.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a waiting thread keeps its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +80,8 @@ pub struct EndpointOptions {
     /// Who makes the connections that are missing at creation, when they are needed. Without one, a peer without link
     /// is one that is gone.
     pub dialer: Option<Arc<dyn Dialer>>,
+    /// Which links groups have from the start, if there is a dialer.
+    pub connect: Connect,
 }
 
 /// A group of an endpoint, as its owner names it.
@@ -91,7 +96,7 @@ pub struct GroupId {
 pub struct Endpoint {
     state: Mutex<State>,
     notify: Arc<Notify>,
-    patience: Patience,
+    patience: Mutex<Patience>,
     poller: AtomicBool,
     /// Threads in [`sleep`](Self::sleep), the poller included.
     asleep: AtomicUsize,
@@ -118,9 +123,9 @@ impl Endpoint {
         let engine = EngineHandle::get()?;
         let polled = options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some());
         let notify = if polled {
-            Notify::polled(engine, options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
+            Notify::polled(engine, Arc::clone(&options.clock)).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {
-            Notify::parked(engine, options.clock)
+            Notify::parked(engine, Arc::clone(&options.clock))
         };
         let notify = Arc::new(notify);
         for (p, link) in links.iter_mut().enumerate() {
@@ -131,9 +136,9 @@ impl Endpoint {
             link.attach(&notify);
         }
         let endpoint = Arc::new(Self {
-            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), options.checksum)),
+            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), &options)),
             notify,
-            patience: options.patience,
+            patience: Mutex::new(options.patience),
             poller: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
             sleepers: Mutex::default(),
@@ -175,6 +180,11 @@ impl Endpoint {
                 st.lose_peer(peer, PeerCause::Killed);
             }
         });
+    }
+
+    /// Sets how waiting threads behave from their next wait on, for who learns only later how many ranks share the host.
+    pub fn set_patience(&self, patience: Patience) {
+        *self.patience.lock() = patience;
     }
 
     /// The clock.
@@ -412,9 +422,21 @@ impl Endpoint {
                 Err(e)
             })
         });
+        if result.is_ok() {
+            self.last_words(index);
+        }
         self.with(|st| st.end_finalize(index));
         self.flush();
         result
+    }
+
+    /// Waits until nothing of a sparse group is under way to this rank any more: a socket that is closed with something
+    /// unread takes with it what it was still to send. Not for long: it is no error.
+    fn last_words(&self, index: usize) {
+        let mut st = self.state.lock();
+        st.say_last_word(index);
+        let until = self.clock().now().after(LAST_WORDS);
+        let _ = self.drive(st, Some(until), |st| (!st.awaits_last_words(index)).then_some(()));
     }
 
     /// Local end of a group: everything of it in flight fails, peers are told without waiting for them.
@@ -479,6 +501,7 @@ impl Endpoint {
         mut look: impl FnMut(&mut State) -> Option<R>,
     ) -> Option<R> {
         self.notify.drivers.fetch_add(1, Ordering::SeqCst);
+        let patience = *self.patience.lock();
         let mut idle = 0u32;
         let mut all = false;
         let mut timed_pass = 0u32;
@@ -501,10 +524,10 @@ impl Endpoint {
             self.settle(st);
             if moved {
                 idle = 0;
-            } else if idle < self.patience.spins {
+            } else if idle < patience.spins {
                 idle += 1;
                 std::hint::spin_loop();
-            } else if idle < self.patience.spins + self.patience.yields {
+            } else if idle < patience.spins + patience.yields {
                 idle += 1;
                 rustix::thread::sched_yield();
             } else {
@@ -517,7 +540,7 @@ impl Endpoint {
                 }
                 all = true;
                 // After a wake-up there is something to do; if not, sleep again soon.
-                idle = self.patience.spins + self.patience.yields / 2;
+                idle = patience.spins + patience.yields / 2;
                 continue;
             }
             st = self.state.lock();

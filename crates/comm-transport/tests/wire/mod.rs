@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, OpDesc, Operation, RealClock};
-use comm_transport::{Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink};
+use comm_transport::{
+    Connect, Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink,
+};
 
 pub const WINDOW: u64 = 1 << 20;
 /// The communicator of the endpoint and the hostile peer, and that of the endpoint and its good peer.
@@ -84,7 +86,13 @@ pub struct Scene {
 }
 
 pub fn options(checksum: bool) -> EndpointOptions {
-    EndpointOptions { checksum, patience: Patience::fitting(3, 1), clock: Arc::new(RealClock), dialer: None }
+    EndpointOptions {
+        checksum,
+        patience: Patience::fitting(3, 1),
+        clock: Arc::new(RealClock),
+        dialer: None,
+        connect: Connect::Auto,
+    }
 }
 
 pub fn spec(id: u64, members: &[usize]) -> GroupSpec {
