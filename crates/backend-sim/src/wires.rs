@@ -14,6 +14,9 @@ use parking_lot::Mutex;
 
 pub(crate) type Row = Vec<Option<Box<dyn Link>>>;
 
+/// A world, and the two ranks that are to be joined.
+type Request = (Weak<Wires>, usize, usize);
+
 /// What a rank gets: its links, and who makes more.
 pub(crate) struct Share {
     pub(crate) row: Row,
@@ -43,13 +46,12 @@ impl fmt::Debug for Wires {
 pub(crate) fn shares(size: usize, connect: Connect) -> Vec<Share> {
     let mut rows: Vec<Row> = (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
     let mut made = BTreeSet::new();
-    for a in 0..size {
-        for b in connect.neighbours(a, size).into_iter().filter(|b| a < *b) {
-            let (x, y) = MemLink::pair();
-            rows[a][b] = Some(Box::new(x));
-            rows[b][a] = Some(Box::new(y));
-            made.insert((a, b));
-        }
+    let pairs = (0..size).flat_map(|a| connect.neighbours(a, size).into_iter().map(move |b| (a, b)));
+    for (a, b) in pairs.filter(|(a, b)| a < b) {
+        let (x, y) = MemLink::pair();
+        rows[a][b] = Some(Box::new(x));
+        rows[b][a] = Some(Box::new(y));
+        made.insert((a, b));
     }
     let sparse = made.len() < size * size.saturating_sub(1) / 2;
     let state = State { endpoints: vec![None; size], made, early: Vec::new() };
@@ -100,7 +102,7 @@ impl Wires {
 struct Plug {
     rank: usize,
     wires: Arc<Wires>,
-    requests: Sender<(Weak<Wires>, usize, usize)>,
+    requests: Sender<Request>,
 }
 
 impl fmt::Debug for Plug {
@@ -117,13 +119,13 @@ impl Dialer for Plug {
 }
 
 /// Where requests for pipes go.
-fn electrician() -> Result<Sender<(Weak<Wires>, usize, usize)>> {
-    static REQUESTS: OnceLock<Mutex<Option<Sender<(Weak<Wires>, usize, usize)>>>> = OnceLock::new();
+fn electrician() -> Result<Sender<Request>> {
+    static REQUESTS: OnceLock<Mutex<Option<Sender<Request>>>> = OnceLock::new();
     let mut slot = REQUESTS.get_or_init(|| Mutex::new(None)).lock();
     if let Some(s) = &*slot {
         return Ok(s.clone());
     }
-    let (tx, rx) = channel::<(Weak<Wires>, usize, usize)>();
+    let (tx, rx) = channel::<Request>();
     let work = move || {
         while let Ok((wires, a, b)) = rx.recv() {
             if let Some(wires) = wires.upgrade() {

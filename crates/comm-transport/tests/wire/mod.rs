@@ -48,6 +48,7 @@ pub const STATUS: u8 = 13;
 pub const QUERY: u8 = 14;
 pub const ARRIVALS: u8 = 15;
 pub const PUBLISH: u8 = 16;
+pub const NEWS: u8 = 17;
 
 pub fn frame(kind: u8) -> Frame {
     let desc = OpDesc::new(Operation::Barrier);
