@@ -4,7 +4,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
-use comm_core::{Error, ErrorKind, Result};
+use comm_core::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
@@ -76,6 +76,19 @@ pub(crate) fn listen(ip: IpAddr, port: u16) -> Result<TcpListener> {
         opened => opened,
     };
     opened.map_err(|e| Error::io(format!("listening on {}", SocketAddr::new(ip, port)), &e))
+}
+
+/// Opens the port of the store at `addr` (`host:port`, as the ranks are told it), for the rank that hosts it.
+///
+/// # Errors
+///
+/// `InvalidArgument` for what is no such address, `Io` as when the port is in use.
+pub(crate) fn listen_for_store(addr: &str) -> Result<TcpListener> {
+    let split = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    match split {
+        Some((host, port)) if !host.is_empty() => listen(bind_address_for_store(host), port),
+        _ => Err(Error::invalid(format!("the store's address must be host:port, not '{addr}'"))),
+    }
 }
 
 /// The address that this host uses toward `to`, and the number of its interface if it is a link-local one, else 0.
@@ -225,6 +238,7 @@ fn finish(s: &Socket) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use comm_core::ErrorKind;
     use std::io::{Read, Write};
 
     /// A port on which nobody listens and nobody will: it is bound.
@@ -331,6 +345,19 @@ mod tests {
         for ip in [IpAddr::V6(Ipv6Addr::UNSPECIFIED), Ipv4Addr::UNSPECIFIED.into(), Ipv4Addr::LOCALHOST.into()] {
             let e = listen(ip, port).unwrap_err();
             assert!(matches!(e.kind(), ErrorKind::Io { .. }) && e.to_string().contains(&port.to_string()), "{ip}: {e}");
+        }
+    }
+
+    #[test]
+    fn the_store_of_an_address() {
+        for (addr, want) in [("127.0.0.1:0", "127.0.0.1"), ("localhost:0", "127.0.0.1"), ("10.77.0.1:0", "::")] {
+            let l = listen_for_store(addr).unwrap();
+            let ip = l.local_addr().unwrap().ip();
+            assert!(ip == want.parse::<IpAddr>().unwrap() || ip.is_unspecified() && want == "::", "{addr}: {ip}");
+        }
+        for addr in ["", "host", ":5", "host:", "host:99999"] {
+            let e = listen_for_store(addr).unwrap_err();
+            assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{addr}: {e}");
         }
     }
 

@@ -15,7 +15,7 @@ use comm_core::{Error, Result};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use dial::{Dial, bind_address_for_store, listen, resolve};
+pub(crate) use dial::{Dial, bind_address_for_store, listen, listen_for_store, resolve};
 pub(crate) use filter::InterfaceFilter;
 use filter::{LOOPBACKS, Network, is_link_local};
 
