@@ -10,8 +10,8 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::filter::LOOPBACKS;
 
-/// How long an attempt is alone before the next address is tried beside it.
-const HEAD_START: Duration = Duration::from_millis(150);
+/// How long an attempt is alone before the next address is tried beside it, as RFC 8305 recommends.
+const HEAD_START: Duration = Duration::from_millis(250);
 /// Connections that the kernel keeps for a listener until it accepts them.
 const BACKLOG: i32 = 4096;
 
