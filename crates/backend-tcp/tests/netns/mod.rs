@@ -153,8 +153,9 @@ pub fn two_hosts(test: &str) -> Option<[Host; 2]> {
         Ok(h) => Some(h),
         Err(why) => {
             assert!(std::env::var_os(REQUIRE).is_none_or(|v| v != "1"), "{REQUIRE} is set, but {why}");
-            // Not through the macro, which the test harness keeps to itself.
-            let _ = writeln!(std::io::stderr(), "NOT RUN: {test}: no network namespaces here ({why})");
+            // Not through the macro, which the test harness keeps to itself; in one piece, beside other tests.
+            let line = format!("\nNOT RUN: {test}: no network namespaces here ({why})\n");
+            let _ = std::io::stderr().write_all(line.as_bytes());
             None
         }
     }
