@@ -15,6 +15,8 @@
 //! # }
 //! ```
 
+#[allow(dead_code, unused_imports, reason = "bootstrap publishes a single address so far")]
+mod address;
 mod bootstrap;
 mod handshake;
 mod host;
