@@ -18,7 +18,8 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use bind::Bind;
-pub(crate) use guard::{GUARD, guard};
+pub(crate) use guard::{GUARD, guard, this_program};
+pub(crate) use ranks::{raise_descriptor_limit, signal};
 
 /// Start N ranks of a program, with a store at which they find each other.
 ///

@@ -46,7 +46,7 @@ impl fmt::Display for Outcome {
 }
 
 /// `signal 9 (SIGKILL)`.
-pub(super) fn signal(number: i32) -> String {
+pub(crate) fn signal(number: i32) -> String {
     match signal_hook::low_level::signal_name(number) {
         Some(name) => format!("signal {number} ({name})"),
         None => format!("signal {number}"),
@@ -73,7 +73,7 @@ pub(super) struct Pipes {
 
 /// Lets the launcher have as many descriptors as the system allows, because it hosts a store with
 /// connections from every rank. Returns the limit as it was, which the ranks shall have.
-pub(super) fn raise_descriptor_limit() -> Rlimit {
+pub(crate) fn raise_descriptor_limit() -> Rlimit {
     let was = getrlimit(Resource::Nofile);
     // Nothing is lost if it cannot be raised, until there are very many ranks.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: was.maximum, maximum: was.maximum });
