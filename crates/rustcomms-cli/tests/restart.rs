@@ -18,11 +18,12 @@ fn said<'a>(ended: &'a Ended, text: &str) -> Vec<&'a str> {
 #[test]
 fn all_ranks_are_started_anew_under_another_name() {
     // Rank 1 fails twice. Rank 0 ends well long before, and has to come again; rank 2 is ended.
-    let script = "echo $RUSTCOMMS_RUN_ID $TORCHELASTIC_RUN_ID $RUSTCOMMS_RESTART_COUNT $TORCHELASTIC_RESTART_COUNT \
-        $TORCHELASTIC_MAX_RESTARTS $RUSTCOMMS_STORE; [ $RANK = 1 ] && [ $RUSTCOMMS_RESTART_COUNT -lt 2 ] && sleep 0.3 && exit 3; \
-        [ $RANK = 2 ] && [ $RUSTCOMMS_RESTART_COUNT -lt 2 ] && sleep 1000; exit 0";
+    let dir = tempfile::tempdir().unwrap();
+    let body = "echo $RUSTCOMMS_RUN_ID $TORCHELASTIC_RUN_ID $N $TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_MAX_RESTARTS $RUSTCOMMS_STORE; \
+        touch $D/$N.$RANK; [ $N = 2 ] && exit 0; [ $RANK = 2 ] && sleep 1000; [ $RANK = 0 ] && exit 0; \
+        while [ $(ls $D/$N.* | wc -l) -lt 3 ]; do sleep 0.02; done; exit 3";
     let args = ["-n", "3", "--max-restarts", "5", "--run-id", "R", "--grace", "0.1"];
-    let ended = run(&args, script);
+    let ended = run(&args, &format!("N=$RUSTCOMMS_RESTART_COUNT; D={}; {body}", dir.path().display()));
     assert_eq!(ended.code(), 0, "{}", ended.err);
     let store = String::from_utf8(ended.out.clone()).unwrap();
     let store = store.lines().next().unwrap().rsplit(' ').next().unwrap();

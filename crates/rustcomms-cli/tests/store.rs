@@ -49,12 +49,17 @@ impl Server {
 
 #[test]
 fn it_prints_its_address_serves_and_ends_cleanly() {
-    for (args, signal) in [(&["--port", "0"][..], Signal::INT), (&["--addr", "::", "--port", "0"], Signal::TERM)] {
+    for (args, host, signal) in
+        [(&["--port", "0"][..], "127.0.0.1", Signal::INT), (&["--addr", "::", "--port", "0"], "[::1]", Signal::TERM)]
+    {
+        if args.contains(&"::") && std::net::TcpListener::bind("[::1]:0").is_err() {
+            continue; // no IPv6 here
+        }
         let mut server = Server::start(args);
         let line = server.line();
         let port = line.rsplit_once(':').unwrap_or_else(|| panic!("{line}: {:?}", server.0.try_wait())).1;
         assert_ne!(port.parse::<u16>().unwrap(), 0);
-        let store = TcpStore::connect(format!("127.0.0.1:{port}"), LONG).unwrap();
+        let store = TcpStore::connect(format!("{host}:{port}"), LONG).unwrap();
         store.set("k", b"v").unwrap();
         // A client that stays connected does not hold up the end.
         kill_process(Pid::from_child(&server.0), signal).unwrap();

@@ -44,7 +44,7 @@ pub(super) fn shares(
             "--gpus-per-node must be at least 1; leave it out to let every rank see what the launcher sees".into()
         );
     }
-    if gpus % ranks != 0 && ranks % gpus != 0 {
+    if !gpus.is_multiple_of(ranks) && !ranks.is_multiple_of(gpus) {
         return Err(format!(
             "{ranks} ranks cannot share {gpus} GPUs evenly: -n must divide --gpus-per-node, or be a multiple of it"
         ));

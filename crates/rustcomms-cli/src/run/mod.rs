@@ -43,7 +43,8 @@ pub(crate) struct Args {
     /// Number of this node, from 0. Node 0 hosts the store.
     #[arg(long, value_name = "I", default_value_t = 0)]
     node_rank: usize,
-    /// Address of node 0, as the other nodes reach it [default with one node: 127.0.0.1].
+    /// Address of node 0, as the other nodes reach it; a link-local one with its interface here, as in
+    /// fe80::1%eth0 [default with one node: 127.0.0.1].
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
     /// Port of the store on node 0 [default: a free one with one node, else 29500].
@@ -232,7 +233,7 @@ impl Plan {
         }
         let host = match &a.master_addr {
             Some(h) if h.is_empty() => return wrong("--master-addr is empty".into()),
-            Some(h) => h.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            Some(h) => nodes::scoped(h.trim_start_matches('[').trim_end_matches(']')).map_err(|e| Stop::new(2, e))?,
             None if a.nnodes == 1 => "127.0.0.1".into(),
             None => return wrong("with several nodes, --master-addr must name node 0's address, on every node".into()),
         };

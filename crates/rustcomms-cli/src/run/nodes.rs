@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use comm_core::{ErrorKind, Store};
 use comm_store::{PrefixStore, TcpStore, TcpStoreServer};
+use rustix::net::{AddressFamily, SocketType};
 
 use super::{Event, Plan, Stop, make_run_id};
 
@@ -24,6 +25,20 @@ const MESSAGE: Duration = Duration::from_secs(5);
 /// `host:port`, with brackets around IPv6 addresses.
 pub(super) fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+}
+
+/// `host`, with the number of the interface that a link-local address names: nothing else takes names there.
+pub(super) fn scoped(host: &str) -> Result<String, String> {
+    let Some((address, scope)) = host.split_once('%') else { return Ok(host.to_owned()) };
+    if scope.parse::<u32>().is_ok() {
+        return Ok(host.to_owned());
+    }
+    let index = || {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+        rustix::net::netdevice::name_to_index(&socket, scope)
+    };
+    let index = index().map_err(|e| format!("--master-addr {host}: there is no interface '{scope}' here ({e})"))?;
+    Ok(format!("{address}%{index}"))
 }
 
 /// What went wrong first, on whichever node.
@@ -403,5 +418,10 @@ mod tests {
     fn hosts_and_ports() {
         assert_eq!(join_host_port("a.b", 5), "a.b:5");
         assert_eq!(join_host_port("::1", 5), "[::1]:5");
+        assert_eq!(scoped("fe80::1%7").unwrap(), "fe80::1%7");
+        assert_eq!(scoped("node-0").unwrap(), "node-0");
+        let lo = scoped("fe80::1%lo").unwrap();
+        assert!(join_host_port(&lo, 5).parse::<std::net::SocketAddrV6>().is_ok_and(|a| a.scope_id() > 0), "{lo}");
+        assert!(scoped("fe80::1%no-such").unwrap_err().contains("no interface 'no-such' here"));
     }
 }

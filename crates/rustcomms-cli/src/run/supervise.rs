@@ -338,8 +338,8 @@ impl Run<'_, '_> {
             return (false, None);
         }
         // Of several that failed, the one that all nodes know decides.
-        if self.site.nodes.failure().is_some_and(|f| f.last) {
-            return (false, None);
+        if let Some(f) = self.site.nodes.failure().filter(|f| f.last) {
+            return (false, Some(format!("node {}: {}", f.node, f.text)));
         }
         if done >= max {
             let all = if max == 1 { "the 1 restart is".into() } else { format!("all {max} restarts are") };
