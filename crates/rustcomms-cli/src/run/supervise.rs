@@ -247,10 +247,15 @@ impl Run<'_, '_> {
             Event::Elsewhere { generation, failure: f } => {
                 // Another generation's is settled. This node's own failure comes back, too.
                 if generation == self.site.nodes.generation {
+                    let text = format!("node {}: {}", f.node, f.text);
+                    let ends = f.last && !self.last;
                     self.last |= f.last;
                     if self.code.is_none() {
                         self.grace = self.grace.min(ELSEWHERE);
-                        self.fail(f.code, &format!("node {}: {}", f.node, f.text), false);
+                        self.fail(f.code, &text, false);
+                    } else if ends {
+                        // Why there is no restart after this node's own failure.
+                        self.output.say(text);
                     }
                 }
             }
