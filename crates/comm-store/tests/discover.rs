@@ -126,7 +126,6 @@ fn each_launcher() {
             "openmpi 3/4 3/4 0/1 - rank0 prterun-h0-77@1",
         ),
         ("run id by hand", format!("{OMPI} RUSTCOMMS_RUN_ID=x {MASTER}"), "openmpi 3/4 1/2 -/- h0:29500 rank0 x"),
-        ("run id by hand, restarted", format!("{TORCH} RUSTCOMMS_RUN_ID=x"), "torchrun 5/8 1/4 1/2 h0:29500 - x.2"),
         (
             "rustcomms run, restarted",
             "RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4 RUSTCOMMS_STORE=h:1 RUSTCOMMS_RUN_ID=r9.2 RUSTCOMMS_RESTART_COUNT=2 \

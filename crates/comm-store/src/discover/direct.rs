@@ -32,8 +32,7 @@ pub(super) fn torchrun(vars: &Vars<'_>) -> Result<Reading> {
     match pair(vars, torch::RANK, torch::WORLD_SIZE)? {
         Reading::Found(mut f) => {
             let restarts = vars.text(torch::RESTART_COUNT).unwrap_or_else(|| "0".into());
-            // A name given by hand does not change with restarts, and torchrun's store outlives them.
-            let run = vars.text(env::RUN_ID).or_else(|| vars.text(torch::RUN_ID)).unwrap_or_else(|| "torchrun".into());
+            let run = vars.text(torch::RUN_ID).unwrap_or_else(|| "torchrun".into());
             f.local_rank = vars.number(torch::LOCAL_RANK)?;
             f.local_size = vars.number(torch::LOCAL_WORLD_SIZE)?;
             f.node = vars.number(torch::GROUP_RANK)?;

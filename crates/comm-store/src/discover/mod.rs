@@ -237,7 +237,6 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
     if store.is_none() && size > 1 {
         why.push(format!("nothing tells where the ranks meet: set MASTER_ADDR and MASTER_PORT, or {}", env::STORE));
     }
-    // torchrun's reader has taken it, and added the restarts.
-    let run = if method == "torchrun" { f.run } else { vars.text(env::RUN_ID).unwrap_or(f.run) };
+    let run = vars.text(env::RUN_ID).unwrap_or(f.run);
     Ok(Place { method, rank, size, local_rank, local_size, node, nodes, store, rank0_hosts, run, why })
 }

@@ -80,7 +80,8 @@ pub(crate) struct Args {
     /// Say what each rank gets of the above.
     #[arg(short, long)]
     verbose: bool,
-    /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended.
+    /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended, and with
+    /// --max-restarts, starts its ranks again if those of another node fail.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     linger: Duration,
     /// Seconds that the other nodes wait for node 0's store, and that nodes wait for each other before a restart.
