@@ -126,6 +126,13 @@ fn each_launcher() {
             "openmpi 3/4 3/4 0/1 - rank0 prterun-h0-77@1",
         ),
         ("run id by hand", format!("{OMPI} RUSTCOMMS_RUN_ID=x {MASTER}"), "openmpi 3/4 1/2 -/- h0:29500 rank0 x"),
+        (
+            "rustcomms run, restarted",
+            "RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4 RUSTCOMMS_STORE=h:1 RUSTCOMMS_RUN_ID=r9.2 RUSTCOMMS_RESTART_COUNT=2 \
+             TORCHELASTIC_RUN_ID=r9 TORCHELASTIC_RESTART_COUNT=2"
+                .into(),
+            "rustcomms 1/4 -/- -/- h:1 - r9.2",
+        ),
     ] {
         let place = with(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(line(&place), want, "{name}: {:?}", place.why);

@@ -44,6 +44,7 @@
 //! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
 //! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
 //! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, which keeps runs apart that share a store |
+//! | `RUSTCOMMS_RESTART_COUNT` | not set | how often the launcher has restarted the ranks, for the program; the name of the run tells it, too |
 //! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`); communicators find out by themselves |
 //! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
 //!

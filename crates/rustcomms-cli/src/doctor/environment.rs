@@ -13,7 +13,7 @@ const SETTINGS: [(&str, &str, &str); 4] = [
 ];
 
 /// What launchers set, and what it is for.
-const LAUNCHER: [(&str, &str); 8] = [
+const LAUNCHER: [(&str, &str); 9] = [
     ("RUSTCOMMS_RANK", "rank of this process"),
     ("RUSTCOMMS_WORLD_SIZE", "ranks of the run"),
     ("RUSTCOMMS_LOCAL_RANK", "rank on this host"),
@@ -22,6 +22,7 @@ const LAUNCHER: [(&str, &str); 8] = [
     ("RUSTCOMMS_NNODES", "hosts of the run"),
     ("RUSTCOMMS_STORE", "where ranks meet"),
     ("RUSTCOMMS_RUN_ID", "name of the run"),
+    ("RUSTCOMMS_RESTART_COUNT", "restarts so far"),
 ];
 
 /// By this one `cargo xtask` finds processes that outlive their command. It is no setting of anybody's.
@@ -45,7 +46,9 @@ pub(super) fn look(found: &mut Findings) {
     for (name, value) in &set {
         match known().find(|(known, _)| known == name) {
             Some((_, what)) => {
-                Findings::say(&format!("  {name}={value} ({what})"));
+                // What is printed here gets into issues and logs.
+                let shown = if name.contains("SECRET") { "(not shown)" } else { value };
+                Findings::say(&format!("  {name}={shown} ({what})"));
                 if let Some(e) = unusable(name, value) {
                     found.problem(&e);
                 }
