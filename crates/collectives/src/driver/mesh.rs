@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use comm_control::MeshControl;
 use comm_core::{
-    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, OpDesc,
-    OpQuery, OpRequest, Operation, Pending, Result, SplitRequest, Support, check_hints,
+    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, HintSpec,
+    OpDesc, OpQuery, OpRequest, Operation, Pending, Result, SplitRequest, Support, check_hints,
 };
 use comm_transport::{Endpoint, GroupId, GroupSpec};
 
@@ -41,8 +41,17 @@ impl MeshOptions {
     ///
     /// `InvalidArgument` for unknown hints and for algorithms that do not exist.
     pub fn of(options: &CommOptions) -> Result<Self> {
+        Self::with_hints(options, &[])
+    }
+
+    /// As [`of`](Self::of), for a backend with hints of its own for communicators.
+    ///
+    /// # Errors
+    ///
+    /// As [`of`](Self::of).
+    pub fn with_hints(options: &CommOptions, own: &[HintSpec]) -> Result<Self> {
         CommOptions::check_environment()?;
-        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS])?;
+        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, own])?;
         let environment = || std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty());
         let forced = options.hints.get("algo").cloned().or_else(environment);
         let mesh = Self { forced, ..Self::default() };
@@ -94,10 +103,34 @@ impl MeshBackend {
     ///
     /// `InvalidArgument` for a forced algorithm that does not exist; else as [`Endpoint::create_group`].
     pub fn new(endpoint: Arc<Endpoint>, spec: GroupSpec, info: BackendInfo, options: MeshOptions) -> Result<Self> {
+        let rank = info.rank;
+        Self::introduced(endpoint, spec, rank, options, |_| Ok(info))
+    }
+
+    /// As [`new`](Self::new), for members that have to tell each other something before they know what the backend is:
+    /// `info` gets the new group's control plane. When it fails, the group is closed.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and those of `info`.
+    pub fn introduced(
+        endpoint: Arc<Endpoint>,
+        spec: GroupSpec,
+        rank: usize,
+        options: MeshOptions,
+        info: impl FnOnce(&MeshControl) -> Result<BackendInfo>,
+    ) -> Result<Self> {
         options.check()?;
         let group = endpoint.create_group(spec.clone())?;
-        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec.clone()));
-        Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() })
+        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, rank, spec.clone()));
+        match info(&control) {
+            Ok(info) => Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() }),
+            Err(e) => {
+                endpoint.close(group);
+                endpoint.forget(group);
+                Err(e)
+            }
+        }
     }
 
     /// The endpoint, for tests and metrics.

@@ -1,0 +1,118 @@
+//! The store at which ranks meet: the one given, the one that the launcher tells of, or one that rank 0 hosts.
+
+use std::collections::HashMap;
+use std::io::ErrorKind as IoKind;
+use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use comm_core::{CommOptions, Error, ErrorKind, Result, Secret, Store};
+use comm_store::{Place, TcpStore, TcpStoreServer, TcpStoreServerOptions};
+use parking_lot::Mutex;
+
+use crate::host::Host;
+
+/// How long what holds the port that rank 0 was to serve may take to show that it is a store.
+const OTHER_HOST: Duration = Duration::from_secs(5);
+
+/// An open store.
+pub(crate) struct Opened {
+    pub(crate) store: Arc<dyn Store>,
+    /// Its name in errors.
+    pub(crate) name: String,
+    /// Its address, if it has one: an address of this host toward it is one that other ranks can reach.
+    pub(crate) toward: Option<SocketAddr>,
+}
+
+/// Servers that rank 0 hosts, kept for the life of the process: later communicators meet there too.
+fn servers() -> &'static Mutex<HashMap<String, TcpStoreServer>> {
+    static SERVERS: OnceLock<Mutex<HashMap<String, TcpStoreServer>>> = OnceLock::new();
+    SERVERS.get_or_init(Mutex::default)
+}
+
+fn failed(what: String) -> Error {
+    Error::new(ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: Vec::new() })
+}
+
+/// Opens the store of `place`, or the one in the options.
+pub(crate) fn open_store(
+    options: &CommOptions,
+    place: &Place,
+    rank: usize,
+    secret: Option<&Secret>,
+    until: Instant,
+) -> Result<Opened> {
+    if let Some(s) = &options.store {
+        return Ok(Opened { store: Arc::clone(s), name: "the store".into(), toward: None });
+    }
+    // What is missing under a launcher it says itself.
+    if place.method != "single" {
+        place.require_store()?;
+    }
+    let Some(addr) = &place.store else {
+        return Err(failed(
+            "there is no store to meet at: start the ranks with `rustcomms run` or torchrun, set RUSTCOMMS_STORE or \
+             MASTER_ADDR and MASTER_PORT, or pass CommOptions::store"
+                .into(),
+        ));
+    };
+    let refused = if place.rank0_hosts && rank == 0 { host(addr, secret)? } else { None };
+    let left = until.saturating_duration_since(Instant::now());
+    let taken = refused.as_ref().is_some_and(|e| e.kind() == IoKind::AddrInUse);
+    let store = connect(addr, if taken { left.min(OTHER_HOST) } else { left }, secret).map_err(|e| match &refused {
+        None => e,
+        Some(_) if taken => {
+            let (host, port) = (Host::this().name, addr.rsplit_once(':').map_or("", |(_, p)| p));
+            failed(format!(
+                "port {port} on {host} is taken by another program: rank 0 was to host the store at {addr}, and what \
+                 listens there does not answer as one ({}). End that program, or give all ranks another port \
+                 (MASTER_PORT or RUSTCOMMS_STORE)",
+                e.brief()
+            ))
+        }
+        Some(why) => failed(format!(
+            "rank 0 cannot host the store at {addr} ({why}), and nobody else does: {}. The address (MASTER_ADDR or \
+             RUSTCOMMS_STORE) must be one of the host on which rank 0 runs, here {}",
+            e.brief(),
+            Host::this().name
+        )),
+    })?;
+    let toward = addr.to_socket_addrs().ok().and_then(|mut a| a.next());
+    let store = Arc::new(store.with_timeout(left.max(Duration::from_secs(1))));
+    Ok(Opened { store, name: format!("the store at {addr}"), toward })
+}
+
+fn connect(addr: &str, timeout: Duration, secret: Option<&Secret>) -> Result<TcpStore> {
+    let _ = secret;
+    TcpStore::connect(addr, timeout)
+}
+
+/// Hosts the store; what kept this process from it, if somebody else may be doing it, as static torchrun setups do.
+fn host(addr: &str, secret: Option<&Secret>) -> Result<Option<std::io::Error>> {
+    let _ = secret;
+    let mut servers = servers().lock();
+    if servers.contains_key(addr) {
+        return Ok(None);
+    }
+    let listener = match bind(addr) {
+        Ok(l) => l,
+        Err(e) => {
+            tracing::debug!(addr, error = %e, "rank 0 does not host the store itself");
+            return Ok(Some(e));
+        }
+    };
+    servers.insert(addr.to_owned(), TcpStoreServerOptions::new().serve(listener)?);
+    Ok(None)
+}
+
+fn bind(addr: &str) -> std::io::Result<TcpListener> {
+    let addrs: Vec<SocketAddr> = addr.to_socket_addrs()?.collect();
+    let (host, port) = addr.rsplit_once(':').unwrap_or((addr, ""));
+    let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host == "localhost";
+    if !literal && addrs.iter().any(|a| a.ip().is_loopback()) {
+        // Some hosts files map the host's own name to a loopback address, which other hosts cannot reach.
+        let port = port.parse().unwrap_or(0);
+        return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
+    }
+    TcpListener::bind(&addrs[..])
+}
