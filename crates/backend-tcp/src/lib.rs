@@ -124,6 +124,7 @@ fn endpoint(
 fn info(rank: usize, hosts: &[Host]) -> BackendInfo {
     let mut info = BackendInfo::new("tcp", rank, hosts.len());
     info.transport = "sockets".into();
+    info.hints = HINTS;
     info.local_rank = hosts[..rank].iter().filter(|h| **h == hosts[rank]).count();
     info.local_size = hosts.iter().filter(|h| **h == hosts[rank]).count();
     info.hosts = hosts.iter().map(|h| h.name.clone()).collect();

@@ -120,25 +120,31 @@ pub(crate) fn encode<T: Serialize>(record: &T) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+fn corrupt(rank: Option<usize>, what: &str, why: &str) -> Error {
+    Error::new(ErrorKind::Corrupt { rank, what: format!("{what}: {why}") })
+}
+
+fn check_length(bytes: &[u8], rank: Option<usize>, what: &str) -> Result<()> {
+    if bytes.len() <= LONGEST {
+        return Ok(());
+    }
+    Err(corrupt(rank, what, &format!("it has {} bytes; the limit is {LONGEST}", bytes.len())))
+}
+
 /// Reads a record of `rank`; `what` names it in errors.
 pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8], rank: Option<usize>, what: &str) -> Result<T> {
-    let corrupt = |why: String| Error::new(ErrorKind::Corrupt { rank, what: format!("{what}: {why}") });
-    if bytes.len() > LONGEST {
-        return Err(corrupt(format!("it has {} bytes; the limit is {LONGEST}", bytes.len())));
-    }
+    check_length(bytes, rank, what)?;
     match postcard::take_from_bytes(bytes) {
         Ok((record, [])) => Ok(record),
-        Ok((_, rest)) => Err(corrupt(format!("{} bytes follow it", rest.len()))),
-        Err(e) => Err(corrupt(e.to_string())),
+        Ok((_, rest)) => Err(corrupt(rank, what, &format!("{} bytes follow it", rest.len()))),
+        Err(e) => Err(corrupt(rank, what, &e.to_string())),
     }
 }
 
 /// The first part of a record, whatever follows.
 pub(crate) fn decode_stamp(bytes: &[u8], what: &str) -> Result<Stamp> {
-    let head = &bytes[..bytes.len().min(LONGEST)];
-    postcard::take_from_bytes(head)
-        .map(|(stamp, _)| stamp)
-        .map_err(|e| Error::new(ErrorKind::Corrupt { rank: None, what: format!("{what}: {e}") }))
+    check_length(bytes, None, what)?;
+    postcard::take_from_bytes(bytes).map(|(stamp, _)| stamp).map_err(|e| corrupt(None, what, &e.to_string()))
 }
 
 /// A rank's card; it must say that it is that rank's.
