@@ -12,6 +12,13 @@ pub fn median(mut xs: Vec<Duration>) -> Duration {
     xs.get(xs.len() / 2).copied().unwrap_or_default()
 }
 
+/// The median of some numbers; 0 of none.
+#[must_use]
+pub fn median_of(mut xs: Vec<f64>) -> f64 {
+    xs.sort_unstable_by(f64::total_cmp);
+    xs.get(xs.len() / 2).copied().unwrap_or_default()
+}
+
 /// Mean time of one of `n` runs of `f`.
 pub fn time(n: u32, mut f: impl FnMut()) -> Duration {
     let t = Instant::now();

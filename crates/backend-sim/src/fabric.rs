@@ -5,14 +5,15 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, Result};
-use comm_transport::{Link, MemLink};
+use comm_transport::Connect;
 use parking_lot::{Condvar, Mutex};
 
-type Row = Vec<Option<Box<dyn Link>>>;
+use crate::wires::{Share, shares};
 
 /// Ranks on their way to one world.
 struct Meeting {
-    rows: Vec<Option<Row>>,
+    connect: Connect,
+    rows: Vec<Option<Share>>,
     arrived: Vec<bool>,
 }
 
@@ -28,7 +29,7 @@ fn place() -> &'static Place {
 }
 
 /// Waits until all ranks of a world have come and returns this rank's links.
-pub(crate) fn join(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Row> {
+pub(crate) fn join(name: &str, rank: usize, size: usize, connect: Connect, timeout: Duration) -> Result<Share> {
     if rank >= size {
         return Err(Error::invalid(format!("rank {rank} is not below the size {size}")));
     }
@@ -36,13 +37,20 @@ pub(crate) fn join(name: &str, rank: usize, size: usize, timeout: Duration) -> R
     let until = Instant::now() + timeout.min(Duration::from_secs(86_400));
     let mut open = place.open.lock();
     let meeting = open.entry(name.to_owned()).or_insert_with(|| Meeting {
-        rows: MemLink::mesh(size).into_iter().map(Some).collect(),
+        connect,
+        rows: shares(size, connect).into_iter().map(Some).collect(),
         arrived: vec![false; size],
     });
     if meeting.rows.len() != size {
         return Err(Error::invalid(format!(
             "rank {rank} joins world '{name}' with size {size}, but the ranks before it said {}",
             meeting.rows.len()
+        )));
+    }
+    if meeting.connect != connect {
+        return Err(Error::invalid(format!(
+            "rank {rank} joins world '{name}' with connect={connect}, but the ranks before it said {}",
+            meeting.connect
         )));
     }
     if std::mem::replace(&mut meeting.arrived[rank], true) {

@@ -17,12 +17,15 @@
 
 mod fabric;
 mod ranks;
+mod wires;
 
 use std::sync::Arc;
 
-use collectives::{MeshBackend, MeshOptions};
+use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
-use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Link, MemLink, Patience};
+use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Patience};
+
+use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
 
@@ -53,9 +56,9 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let (Some(rank), Some(size)) = (options.rank, options.size) else {
         return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
     };
-    MeshOptions::of(&options)?;
-    let links = fabric::join(options.effective_name(), rank, size, options.bootstrap_timeout)?;
-    assemble(rank, links, options)
+    let connect = MeshOptions::of(&options)?.connect;
+    let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout)?;
+    assemble(rank, share, options)
 }
 
 /// A world of `size` communicators, ready to be given to threads.
@@ -67,12 +70,14 @@ pub fn world(size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
     if size == 0 {
         return Err(Error::invalid("a world has at least one rank"));
     }
-    let rows = MemLink::mesh(size);
-    rows.into_iter().enumerate().map(|(r, links)| assemble(r, links, options.clone().rank_and_size(r, size))).collect()
+    let shares = wires::shares(size, MeshOptions::of(options)?.connect);
+    let make = |(r, share)| assemble(r, share, options.clone().rank_and_size(r, size));
+    shares.into_iter().enumerate().map(make).collect()
 }
 
-fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions) -> Result<Communicator> {
+fn assemble(rank: usize, share: Share, options: CommOptions) -> Result<Communicator> {
     let mesh = MeshOptions::of(&options)?;
+    let Share { row: links, wires } = share;
     let size = links.len();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let endpoint = Endpoint::new(
@@ -82,11 +87,16 @@ fn assemble(rank: usize, links: Vec<Option<Box<dyn Link>>>, options: CommOptions
             checksum: true,
             patience: Patience::fitting(size, cores),
             clock: Arc::clone(&options.clock),
-            dialer: None,
+            dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
+            connect: mesh.connect,
         },
     )?;
+    if let Some(w) = &wires {
+        w.register(rank, &endpoint);
+    }
     let mut info = BackendInfo::new("sim", rank, size);
     info.transport = "in-process".into();
+    info.hints = MESH_HINTS;
     info.hosts = vec!["localhost".into(); size];
     let name = options.effective_name();
     let spec = GroupSpec {

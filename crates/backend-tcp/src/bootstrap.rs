@@ -1,19 +1,18 @@
 //! How a world comes together: ranks meet in the store, connect to some, and learn of the rest from those.
 
 use std::collections::BTreeMap;
-use std::net::TcpStream;
+use std::net::{Ipv6Addr, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use comm_core::{CommOptions, Context, Control, Error, ErrorKind, Fnv, Result};
 use comm_store::{Place, discover};
-use comm_transport::{Dialer, Endpoint, PROTOCOL, neighbours};
+use comm_transport::{Connect, Dialer, Endpoint, PROTOCOL};
 
-use crate::connector::{Gathering, Setup, Unconnected};
+use crate::address::{InterfaceFilter, candidates, listen, published};
+use crate::connector::{Gathering, Peer, Setup, Unconnected};
 use crate::host::Host;
-use crate::links::Connect;
 use crate::open::open_store;
-use crate::reach::{candidates, listen};
 use crate::records::{Card, Settings, Stamp, decode_card, encode, process, random};
 use crate::rendezvous::{Rendezvous, Seat};
 use crate::wire::Greeting;
@@ -39,6 +38,7 @@ pub(crate) struct World {
     rank: usize,
     size: usize,
     connect: Connect,
+    filter: InterfaceFilter,
     rendezvous: Rendezvous,
     seat: Seat,
     gathering: Gathering,
@@ -82,8 +82,12 @@ impl Seeker {
         let began = Instant::now();
         let until = began + timeout;
         let secret = options.effective_secret()?;
+        let filter = InterfaceFilter::of(options.effective_interface().as_deref())?;
         let opened = open_store(options, &self.place, rank, secret.as_ref(), until)?;
-        let (listener, addrs) = listen(opened.toward, options.effective_interface().as_deref())?;
+        // Dual-stack where the host has IPv6, else IPv4.
+        let listener = listen(Ipv6Addr::UNSPECIFIED.into(), 0)?;
+        let port = listener.local_addr().map_err(|e| Error::io("opening the data port", &e))?.port();
+        let addrs = published(&filter, opened.toward, port)?;
         let host = Host::this();
         let rendezvous = Rendezvous {
             store: opened.store,
@@ -93,7 +97,7 @@ impl Seeker {
                 stamp: Stamp { protocol: u32::from(PROTOCOL), rank, host: host.name.clone() },
                 size,
                 checksum: options.checksum,
-                connect,
+                connect: connect.to_string(),
                 secret: secret.is_some(),
             },
             card: Card { rank, host, pid: std::process::id(), process: process(), addrs },
@@ -105,7 +109,7 @@ impl Seeker {
         let me = Greeting { key: Fnv::hash(seat.key.as_bytes()), nonce: seat.nonce, from: rank as u32, to: 0, code: 0 };
         let gathering =
             Gathering::open(Setup { me, size, secret, listener, until }).map_err(|e| rendezvous.report(&seat, e))?;
-        Ok(World { rank, size, connect, rendezvous, seat, gathering, near: BTreeMap::new(), until })
+        Ok(World { rank, size, connect, filter, rendezvous, seat, gathering, near: BTreeMap::new(), until })
     }
 }
 
@@ -132,9 +136,9 @@ impl World {
     /// Connects to the ranks that this one is connected to from the start. Has the connections that others have made
     /// besides, too.
     pub(crate) fn connect(&mut self) -> Result<Vec<Option<TcpStream>>> {
-        let first = self.connect.first_links(self.rank, self.size);
+        let first = self.connect.neighbours(self.rank, self.size);
         // Cards of those with whom the others' are exchanged are needed, too, whether they are connected or not.
-        let mut near = neighbours(self.rank, self.size, false);
+        let mut near = Connect::Auto.neighbours(self.rank, self.size);
         near.extend(&first);
         near.sort_unstable();
         near.dedup();
@@ -195,20 +199,12 @@ impl World {
     }
 
     fn learn<'a>(&self, cards: impl Iterator<Item = &'a Card>) {
-        let here = &self.rendezvous.card.host;
-        self.gathering.learn(cards.map(|c| (c.rank, candidates(here, c))).collect());
-    }
-
-    /// Ranks on this host, as far as can be told from the cards that are known: exact when all are. Ranks of one host
-    /// mostly have consecutive numbers.
-    pub(crate) fn local_size(&self) -> usize {
-        let here = &self.rendezvous.card.host;
-        let same: Vec<usize> = self.near.values().filter(|c| c.host == *here).map(|c| c.rank).collect();
-        if self.near.len() + 1 == self.size {
-            return same.len() + 1;
-        }
-        let far = same.iter().map(|r| r.abs_diff(self.rank).min(self.size - r.abs_diff(self.rank))).max().unwrap_or(0);
-        (2 * far).max(same.len() + 1).min(self.size)
+        let own = &self.rendezvous.card;
+        let peer = |c: &Card| {
+            let same_host = own.host.same(&c.host);
+            Peer { addrs: candidates(&own.addrs, &c.addrs, same_host, &self.filter), same_host }
+        };
+        self.gathering.learn(cards.map(|c| (c.rank, peer(c))).collect());
     }
 
     /// What makes further connections for the endpoint.

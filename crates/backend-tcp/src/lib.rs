@@ -15,12 +15,11 @@
 //! # }
 //! ```
 
+mod address;
 mod bootstrap;
 mod connector;
 mod host;
-mod links;
 mod open;
-mod reach;
 mod records;
 mod rendezvous;
 mod wire;
@@ -28,13 +27,12 @@ mod wire;
 use std::net::TcpStream;
 use std::sync::Arc;
 
-use collectives::{MeshBackend, MeshOptions};
+use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
-use comm_transport::{Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
+use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
 
 use self::bootstrap::{Seeker, World, in_bootstrap};
 use self::host::Host;
-pub use self::links::{Connect, HINTS};
 
 /// Memory that unrequested data of all peers together may take in one communicator, roughly.
 const HELD: u64 = 64 << 20;
@@ -67,16 +65,15 @@ pub fn register() {
 /// away, or when they cannot connect to each other within the same time, or at least 5 s (at most the bootstrap timeout)
 /// after the last has come; `VersionSkew` when a rank speaks another protocol; `Corrupt` for what ranks did not write.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
-    let mesh = MeshOptions::with_hints(&options, HINTS)?;
-    let links = Connect::of(&options)?;
+    let mesh = MeshOptions::of(&options)?;
     let seeker = Seeker::identify(&options)?;
     let (rank, size) = (seeker.rank, seeker.size);
     let backend = if size == 1 {
-        let endpoint = endpoint(&options, rank, vec![None], 1, None)?;
+        let endpoint = endpoint(&options, rank, vec![None], None, mesh.connect)?;
         let spec = spec(&options, &Seeker::lonely_key(&options), size);
         MeshBackend::new(endpoint, spec, info(rank, &[Host::this()]), mesh)?
     } else {
-        let joined = seeker.meet(&options, links).and_then(|world| join(&options, world, (rank, size), mesh));
+        let joined = seeker.meet(&options, mesh.connect).and_then(|world| join(&options, world, (rank, size), mesh));
         joined.map_err(|e| in_bootstrap(e, &options, rank, size))?
     };
     Communicator::from_backend(Arc::new(backend), Device::CPU, options.rank_and_size(rank, size))
@@ -91,13 +88,15 @@ fn join(
 ) -> Result<MeshBackend> {
     // The others are told before the connections are closed: who sees that asks for the reason.
     let sockets = world.connect().map_err(|e| world.report(e))?;
-    let endpoint = endpoint(options, rank, sockets, world.local_size(), Some(world.dialer()));
+    let endpoint = endpoint(options, rank, sockets, Some(world.dialer()), mesh.connect);
     let endpoint = endpoint.map_err(|e| world.report(e))?;
     world.hand_over(&endpoint);
     let spec = spec(options, world.key(), size);
-    MeshBackend::introduced(endpoint, spec, rank, mesh, |control| {
+    MeshBackend::introduced(Arc::clone(&endpoint), spec, rank, mesh, |control| {
         let hosts = world.introduce(control).map_err(|e| world.report(e))?;
-        Ok(info(rank, &hosts))
+        let info = info(rank, &hosts);
+        endpoint.set_patience(patience(info.local_size));
+        Ok(info)
     })
 }
 
@@ -105,8 +104,8 @@ fn endpoint(
     options: &CommOptions,
     rank: usize,
     sockets: Vec<Option<TcpStream>>,
-    local_size: usize,
     dialer: Option<Arc<dyn Dialer>>,
+    connect: Connect,
 ) -> Result<Arc<Endpoint>> {
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(sockets.len());
     for s in sockets {
@@ -115,18 +114,22 @@ fn endpoint(
             Some(s) => Some(Box::new(SocketLink::new(s).map_err(|e| Error::io("preparing a connection", &e))?)),
         });
     }
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let patience = Patience::fitting(local_size, cores);
-    let clock = Arc::clone(&options.clock);
-    Endpoint::new(rank, links, EndpointOptions { checksum: options.checksum, patience, clock, dialer })
+    let (checksum, clock) = (options.checksum, Arc::clone(&options.clock));
+    // Until it is known who else is on this host.
+    let patience = patience(links.len());
+    Endpoint::new(rank, links, EndpointOptions { checksum, patience, clock, dialer, connect })
+}
+
+fn patience(local_size: usize) -> Patience {
+    Patience::fitting(local_size, std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
 }
 
 fn info(rank: usize, hosts: &[Host]) -> BackendInfo {
     let mut info = BackendInfo::new("tcp", rank, hosts.len());
     info.transport = "sockets".into();
-    info.hints = HINTS;
-    info.local_rank = hosts[..rank].iter().filter(|h| **h == hosts[rank]).count();
-    info.local_size = hosts.iter().filter(|h| **h == hosts[rank]).count();
+    info.hints = MESH_HINTS;
+    info.local_rank = hosts[..rank].iter().filter(|h| h.same(&hosts[rank])).count();
+    info.local_size = hosts.iter().filter(|h| h.same(&hosts[rank])).count();
     info.hosts = hosts.iter().map(|h| h.name.clone()).collect();
     info
 }

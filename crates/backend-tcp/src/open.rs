@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::ErrorKind as IoKind;
-use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -10,6 +10,7 @@ use comm_core::{CommOptions, Error, ErrorKind, Result, Secret, Store};
 use comm_store::{Place, TcpStore, TcpStoreServer, TcpStoreServerOptions};
 use parking_lot::Mutex;
 
+use crate::address::listen_for_store;
 use crate::host::Host;
 
 /// How long what holds the port that rank 0 was to serve may take to show that it is a store.
@@ -56,28 +57,29 @@ pub(crate) fn open_store(
                 .into(),
         ));
     };
-    let refused = if place.rank0_hosts && rank == 0 { host(addr, secret)? } else { None };
+    let hosting = if place.rank0_hosts && rank == 0 { host(addr, secret)? } else { Hosting::Others };
     let left = until.saturating_duration_since(Instant::now());
-    let taken = refused.as_ref().is_some_and(|e| e.kind() == IoKind::AddrInUse);
-    let store = connect(addr, if taken { left.min(OTHER_HOST) } else { left }, secret).map_err(|e| match &refused {
-        None => e,
-        Some(_) if taken => {
-            let (host, port) = (Host::this().name, addr.rsplit_once(':').map_or("", |(_, p)| p));
-            failed(format!(
-                "port {port} on {host} is taken by another program: rank 0 was to host the store at {addr}, and what \
-                 listens there does not answer as one ({}). End that program, or give all ranks another port \
-                 (MASTER_PORT or RUSTCOMMS_STORE)",
-                e.brief()
-            ))
+    let taken = matches!(&hosting, Hosting::Kept(e) if e.kind() == IoKind::AddrInUse);
+    let store = connect(addr, if taken { left.min(OTHER_HOST) } else { left }, secret).map_err(|e| {
+        let (here, e) = (Host::this().name, e.brief());
+        match &hosting {
+            Hosting::Others => failed(e),
+            Hosting::Kept(_) if taken => failed(format!(
+                "port {} on {here} is taken by another program: rank 0 was to host the store at {addr}, and what listens \
+                 there does not answer as one ({e}). End that program, or give all ranks another port (MASTER_PORT or \
+                 RUSTCOMMS_STORE)",
+                addr.rsplit_once(':').map_or("", |(_, p)| p)
+            )),
+            Hosting::Kept(why) => {
+                failed(format!("rank 0 on {here} cannot host the store at {addr} ({why}), and nobody else does: {e}"))
+            }
+            Hosting::Here => failed(format!(
+                "rank 0 hosts the store on {here}, but under {addr} it cannot be reached from there: {e}. The address \
+                 (MASTER_ADDR or RUSTCOMMS_STORE) must be one of the host on which rank 0 runs"
+            )),
         }
-        Some(why) => failed(format!(
-            "rank 0 cannot host the store at {addr} ({why}), and nobody else does: {}. The address (MASTER_ADDR or \
-             RUSTCOMMS_STORE) must be one of the host on which rank 0 runs, here {}",
-            e.brief(),
-            Host::this().name
-        )),
     })?;
-    let toward = addr.to_socket_addrs().ok().and_then(|mut a| a.next());
+    let toward = store.peer_addr();
     let store = Arc::new(store.with_timeout(left.max(Duration::from_secs(1))));
     Ok(Opened { store, name: format!("the store at {addr}"), toward })
 }
@@ -87,32 +89,30 @@ fn connect(addr: &str, timeout: Duration, secret: Option<&Secret>) -> Result<Tcp
     TcpStore::connect(addr, timeout)
 }
 
-/// Hosts the store; what kept this process from it, if somebody else may be doing it, as static torchrun setups do.
-fn host(addr: &str, secret: Option<&Secret>) -> Result<Option<std::io::Error>> {
+/// Who hosts the store.
+enum Hosting {
+    /// This process.
+    Here,
+    /// It is another's task.
+    Others,
+    /// This process was to, and was kept from it; somebody else may be doing it, as in static torchrun setups.
+    Kept(std::io::Error),
+}
+
+fn host(addr: &str, secret: Option<&Secret>) -> Result<Hosting> {
     let _ = secret;
     let mut servers = servers().lock();
     if servers.contains_key(addr) {
-        return Ok(None);
+        return Ok(Hosting::Here);
     }
-    let listener = match bind(addr) {
-        Ok(l) => l,
+    match listen_for_store(addr)? {
+        Ok(listener) => {
+            servers.insert(addr.to_owned(), TcpStoreServerOptions::new().serve(listener)?);
+            Ok(Hosting::Here)
+        }
         Err(e) => {
             tracing::debug!(addr, error = %e, "rank 0 does not host the store itself");
-            return Ok(Some(e));
+            Ok(Hosting::Kept(e))
         }
-    };
-    servers.insert(addr.to_owned(), TcpStoreServerOptions::new().serve(listener)?);
-    Ok(None)
-}
-
-fn bind(addr: &str) -> std::io::Result<TcpListener> {
-    let addrs: Vec<SocketAddr> = addr.to_socket_addrs()?.collect();
-    let (host, port) = addr.rsplit_once(':').unwrap_or((addr, ""));
-    let literal = host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok() || host == "localhost";
-    if !literal && addrs.iter().any(|a| a.ip().is_loopback()) {
-        // Some hosts files map the host's own name to a loopback address, which other hosts cannot reach.
-        let port = port.parse().unwrap_or(0);
-        return TcpListener::bind(("::", port)).or_else(|_| TcpListener::bind(("0.0.0.0", port)));
     }
-    TcpListener::bind(&addrs[..])
 }

@@ -1,6 +1,5 @@
 //! What ranks write into the store, and how it is read: bounded, and with the writer's name in every complaint.
 
-use std::net::SocketAddr;
 use std::sync::OnceLock;
 
 use comm_core::{Error, ErrorKind, Result};
@@ -8,8 +7,8 @@ use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::address::Addresses;
 use crate::host::Host;
-use crate::links::Connect;
 
 /// Longest record that is read.
 pub(crate) const LONGEST: usize = 16 << 10;
@@ -20,7 +19,8 @@ pub(crate) struct Settings {
     pub(crate) stamp: Stamp,
     pub(crate) size: usize,
     pub(crate) checksum: bool,
-    pub(crate) connect: Connect,
+    /// Which links there are from the start, in a word.
+    pub(crate) connect: String,
     /// Whether there is a secret.
     pub(crate) secret: bool,
 }
@@ -68,7 +68,7 @@ pub(crate) struct Card {
     pub(crate) pid: u32,
     /// A random number of this process: a pid can occur twice.
     pub(crate) process: u64,
-    pub(crate) addrs: Vec<SocketAddr>,
+    pub(crate) addrs: Addresses,
 }
 
 /// How an attempt to meet has ended.
@@ -178,10 +178,14 @@ pub(crate) fn process() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::address::{InterfaceFilter, published};
 
     fn card() -> Card {
         let host = Host { name: "a".into(), id: "b".into() };
-        Card { rank: 3, host, pid: 7, process: 9, addrs: vec![SocketAddr::from(([127, 0, 0, 1], 80))] }
+        let addrs = published(&InterfaceFilter::parse("lo").unwrap(), None, 80).unwrap();
+        // As it is read: what is not published is not there.
+        let addrs = decode(&encode(&addrs).unwrap(), None, "addresses").unwrap();
+        Card { rank: 3, host, pid: 7, process: 9, addrs }
     }
 
     #[test]
@@ -207,7 +211,7 @@ mod tests {
     #[test]
     fn versions_come_first_and_each_side_names_the_other() {
         let stamp = |protocol, rank| Stamp { protocol, rank, host: "h".into() };
-        let s = Settings { stamp: stamp(900, 2), size: 4, checksum: false, connect: Connect::Auto, secret: false };
+        let s = Settings { stamp: stamp(900, 2), size: 4, checksum: false, connect: "auto".into(), secret: false };
         let mut bytes = encode(&s).unwrap();
         bytes.truncate(bytes.len() - 3);
         bytes.extend([0xff; 40]);

@@ -77,7 +77,7 @@ fn strangers_at_the_data_port() {
 fn both_ends_send_first() {
     for round in 0..50 {
         let store = memory();
-        let comms = world(4, move |r| options(&store, "cross", r, 4).hint("connect", "lazy"));
+        let comms = world(4, move |r| options(&store, "cross", r, 4).hint("connect", "ring"));
         let sums = all(comms, move |c: Result<Communicator>| {
             let c = c.unwrap();
             // 0 and 2, 1 and 3 are not neighbours.
@@ -96,7 +96,7 @@ fn both_ends_send_first() {
 fn worlds_with_few_connections_can_do_everything() {
     for n in 3..=8 {
         let store = memory();
-        let comms = world(n, move |r| options(&store, "lazy", r, n).hint("connect", "lazy"));
+        let comms = world(n, move |r| options(&store, "lazy", r, n).hint("connect", "ring"));
         let comms: Vec<Communicator> = all(comms, move |c: Result<Communicator>| {
             let c = c.unwrap();
             let (me, n) = (c.rank(), c.size());

@@ -11,6 +11,6 @@ mod driver;
 pub mod schedule;
 pub mod select;
 
-pub use driver::{MeshBackend, MeshOptions};
+pub use driver::{MESH_HINTS, MeshBackend, MeshOptions};
 pub use schedule::{AnySchedule, Blocks, Buf, Request, Schedule, Shape, Span, Token, Transport};
 pub use select::{Algorithm, Rule, Table, build, select};

@@ -2,12 +2,13 @@
 
 use std::fmt::Display;
 use std::io;
+use std::net::{Ipv6Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, Result, Store};
 use parking_lot::Mutex;
 
-use crate::conn::{Answer, Conn, Fail};
+use crate::conn::{Answer, Conn, Fail, split};
 use crate::protocol::{Encoder, Limits, NOT_READY, Op, READY};
 use crate::{deadline_after, in_call, name_keys, shorten, timed_out};
 
@@ -32,19 +33,30 @@ const QUEUE_SLICE: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub struct TcpStore {
     addr: String,
+    peer: Option<SocketAddr>,
     timeout: Duration,
     idle: Mutex<Vec<Conn>>,
 }
 
 impl TcpStore {
     /// Connects to the store at `addr` (`host:port`), waiting up to `timeout` for it to be there.
+    ///
+    /// An IPv6 address may stand in brackets; a link-local one names its interface, as in `[fe80::1%eth0]:29500`. A
+    /// name that has several addresses is tried on all of them, again and again.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for what is no such address, `Bootstrap` when the store cannot be reached in time.
     pub fn connect(addr: impl Display, timeout: Duration) -> Result<Self> {
         let addr = addr.to_string();
         check_addr(&addr)?;
         let started = Instant::now();
         let deadline = deadline_after(timeout);
         match open(&addr, deadline, deadline) {
-            Ok(conn) => Ok(Self { addr, timeout: Duration::from_secs(60), idle: Mutex::new(vec![conn]) }),
+            Ok(conn) => {
+                let peer = conn.peer();
+                Ok(Self { addr, peer, timeout: Duration::from_secs(60), idle: Mutex::new(vec![conn]) })
+            }
             Err(last) => Err(Error::new(ErrorKind::Bootstrap {
                 what: format!(
                     "the store at {addr} could not be reached for {:.1?}: {last}. Check that the process which hosts \
@@ -69,6 +81,12 @@ impl TcpStore {
     #[must_use]
     pub fn addr(&self) -> &str {
         &self.addr
+    }
+
+    /// The address at which the store was first reached: which one of a name's it was.
+    #[must_use]
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.peer
     }
 
     /// Whether the store still answers, asked through a new connection.
@@ -180,10 +198,12 @@ fn open(addr: &str, deadline: Instant, refused_until: Instant) -> Answer<Conn> {
 }
 
 fn check_addr(addr: &str) -> Result<()> {
-    let port = addr.rsplit_once(':').map(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
-    match port.flatten() {
-        Some(0) | None => Err(Error::invalid(format!("the store's address must be host:port, not '{addr}'"))
-            .with_context(|| in_call("store connect"))),
+    let bad = |what: String| Err(Error::invalid(what).with_context(|| in_call("store connect")));
+    match split(addr) {
+        None | Some((_, 0)) => bad(format!("the store's address must be host:port, not '{addr}'")),
+        Some((host, _)) if host.parse::<Ipv6Addr>().is_ok_and(|ip| ip.is_unicast_link_local()) => bad(format!(
+            "the store's address {addr} is valid on one link only and must name this host's interface on it:              [{host}%eth0]"
+        )),
         Some(_) => Ok(()),
     }
 }

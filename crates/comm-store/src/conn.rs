@@ -1,5 +1,6 @@
 //! One client connection: requests out, replies in, each by a deadline.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
@@ -10,6 +11,9 @@ use rustix::net::{RecvFlags, recv, sockopt};
 
 use crate::protocol::{Encoder, MAGIC, Op, STOP_WAITING, WAIT_CANCELED};
 
+/// How long an address may leave a connection request unanswered while there are others to try. Long enough for one
+/// lost packet; the next round tries it again.
+const SILENT: Duration = Duration::from_secs(2);
 /// No reply is believed to be longer.
 const MAX_REPLY: u64 = 1 << 30;
 
@@ -65,30 +69,51 @@ fn left(deadline: Instant) -> Option<Duration> {
     (!left.is_zero()).then(|| left.clamp(Duration::from_millis(1), Duration::from_secs(1_000_000)))
 }
 
-/// Resolves `addr` by `deadline`. The system's resolver knows no deadlines, so names go through a
+/// Resolves `addr` (`host:port`) by `deadline`. The system's resolver knows no deadlines, so names go through a
 /// thread of their own, which is left behind if it is late.
-fn resolve(addr: &str, deadline: Instant) -> Answer<Vec<SocketAddr>> {
+pub(crate) fn resolve(addr: &str, deadline: Instant) -> Answer<Vec<SocketAddr>> {
     if let Ok(a) = addr.parse() {
         return Ok(vec![a]);
     }
+    let (host, port) = split(addr).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "it is not host:port"))?;
     let (tx, rx) = mpsc::channel();
-    let name = addr.to_owned();
+    let host = host.to_owned();
     std::thread::Builder::new().name("rustcomms-resolve".into()).spawn(move || {
         // Nobody listens any more if this is late.
-        let _ = tx.send(name.to_socket_addrs().map(Iterator::collect));
+        let _ = tx.send((host.as_str(), port).to_socket_addrs().map(Iterator::collect::<Vec<_>>));
     })?;
     match rx.recv_timeout(left(deadline).ok_or(Fail::TimedOut)?) {
-        Ok(found) => Ok(found?),
+        Ok(found) => {
+            let mut found = found?;
+            // The resolver may list an address once per line of a hosts file.
+            let mut seen = HashSet::new();
+            found.retain(|a| seen.insert(*a));
+            Ok(found)
+        }
         Err(_) => Err(Fail::TimedOut),
     }
 }
 
+/// Host and port. The brackets of an IPv6 address go, because the resolver, which alone knows interfaces by name
+/// (`[fe80::1%eth0]:29500`), takes none.
+pub(crate) fn split(addr: &str) -> Option<(&str, u16)> {
+    let (host, port) = addr.rsplit_once(':')?;
+    let host = host.strip_prefix('[').and_then(|h| h.strip_suffix(']')).unwrap_or(host);
+    (!host.is_empty()).then_some(host).zip(port.parse().ok())
+}
+
 impl Conn {
-    /// Connects and shakes hands.
+    /// Connects and shakes hands, on the first address of the host that answers.
     pub(crate) fn open(addr: &str, deadline: Instant) -> Answer<Self> {
+        let found = resolve(addr, deadline)?;
         let mut last = Fail::Io(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
-        for a in resolve(addr, deadline)? {
-            match Self::open_one(a, deadline) {
+        for (at, a) in found.iter().enumerate() {
+            // An address at which nobody answers must leave time for the others.
+            let others = (found.len() - at - 1) as u32;
+            let share = left(deadline).ok_or(Fail::TimedOut)? / (others + 1);
+            let deadline = if others == 0 { deadline } else { Instant::now() + share };
+            let connect = if others == 0 { share } else { share.min(SILENT) };
+            match Self::open_one(*a, connect, deadline) {
                 Ok(c) => return Ok(c),
                 Err(e) => last = e,
             }
@@ -96,8 +121,8 @@ impl Conn {
         Err(last)
     }
 
-    fn open_one(addr: SocketAddr, deadline: Instant) -> Answer<Self> {
-        let stream = TcpStream::connect_timeout(&addr, left(deadline).ok_or(Fail::TimedOut)?)?;
+    fn open_one(addr: SocketAddr, connect: Duration, deadline: Instant) -> Answer<Self> {
+        let stream = TcpStream::connect_timeout(&addr, connect.max(Duration::from_millis(1)))?;
         // While nobody listens on a local port, connecting to it can meet itself.
         if stream.local_addr()? == stream.peer_addr()? {
             return Err(Fail::Io(io::ErrorKind::ConnectionRefused.into()));
@@ -115,6 +140,11 @@ impl Conn {
         c.send(&Encoder::new().op(Op::Validate).u32(MAGIC).op(Op::Ping).u32(c.nonce).0, deadline)?;
         c.pong(deadline)?;
         Ok(c)
+    }
+
+    /// The address at which the server was reached.
+    pub(crate) fn peer(&self) -> Option<SocketAddr> {
+        self.stream.peer_addr().ok()
     }
 
     /// Whether an idle connection can be used: neither closed by the server nor out of step.

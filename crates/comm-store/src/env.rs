@@ -16,6 +16,9 @@ pub const NNODES: &str = "RUSTCOMMS_NNODES";
 pub const STORE: &str = "RUSTCOMMS_STORE";
 /// Name of the run; ranks prefix their keys with it, so that runs do not meet each other's values.
 pub const RUN_ID: &str = "RUSTCOMMS_RUN_ID";
+/// The interfaces and networks that ranks use among each other: names, beginnings of names (`ib*`) and networks
+/// (`10.0.0.0/8`) with commas between, with `!` in front those that they do not use.
+pub const INTERFACE: &str = "RUSTCOMMS_INTERFACE";
 /// The one launcher of [`LAUNCHERS`](crate::LAUNCHERS) whose variables count, or `auto`.
 pub const LAUNCHER: &str = "RUSTCOMMS_LAUNCHER";
 

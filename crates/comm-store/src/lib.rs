@@ -39,9 +39,30 @@ pub use memory::MemoryStore;
 pub use prefix::PrefixStore;
 pub use server::{TcpStoreServer, TcpStoreServerOptions};
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use comm_core::{Context, Error, ErrorKind, Phase};
+use comm_core::{Context, Error, ErrorKind, Phase, Result};
+
+/// The addresses of `host:port`, each once: of a name, or the IPv4 or IPv6 address itself, in brackets or not, with a
+/// scope where it is link-local (`[fe80::1%eth0]:29500`). Resolvers know no deadline; one that takes longer than
+/// `timeout` is left alone.
+///
+/// # Errors
+///
+/// `Bootstrap` when there is none, or none in time.
+pub fn resolve(addr: &str, timeout: Duration) -> Result<Vec<SocketAddr>> {
+    let what = match conn::resolve(addr, deadline_after(timeout)) {
+        Ok(found) if !found.is_empty() => return Ok(found),
+        Ok(_) => "it has none".to_owned(),
+        Err(e) => e.to_string(),
+    };
+    Err(Error::new(ErrorKind::Bootstrap {
+        what: format!("no address was found for {}: {what}", shorten(addr)),
+        arrived: Vec::new(),
+        missing: Vec::new(),
+    }))
+}
 
 /// `timeout` from now. Absurdly long timeouts become a century, because `Instant` cannot hold them.
 fn deadline_after(timeout: Duration) -> Instant {

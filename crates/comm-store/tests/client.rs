@@ -47,8 +47,44 @@ fn addresses_that_are_none() {
         let e = TcpStore::connect(addr, LONG).unwrap_err();
         assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{addr}: {e}");
     }
+    for addr in ["[fe80::1]:29500", "fe80::1:29500"] {
+        let e = TcpStore::connect(addr, LONG).unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{addr}: {e}");
+        assert!(e.to_string().contains("[fe80::1%eth0]"), "{addr}: {e}");
+    }
     let e = TcpStore::connect("no-such-host.invalid:1", Duration::from_millis(200)).unwrap_err();
     assert!(e.to_string().contains("no-such-host.invalid:1"), "{e}");
+}
+
+#[test]
+fn addresses_in_all_forms() {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let port = server.local_addr().port();
+    // Where both families have the name, the store answers at one of the two addresses only.
+    for host in ["127.0.0.1", "localhost", "::ffff:127.0.0.1", "[::ffff:127.0.0.1]"] {
+        let store = TcpStore::connect(format!("{host}:{port}"), LONG).unwrap_or_else(|e| panic!("{host}: {e}"));
+        assert_eq!(store.peer_addr().unwrap().ip().to_canonical(), server.local_addr().ip(), "{host}");
+    }
+    for (addr, want) in [
+        ("[fe80::1%1]:5", "[fe80::1%1]:5"),
+        ("fe80::1%1:5", "[fe80::1%1]:5"),
+        ("[fd00::1]:5", "[fd00::1]:5"),
+        ("fd00::1:5", "[fd00::1]:5"),
+        ("10.0.0.1:5", "10.0.0.1:5"),
+    ] {
+        assert_eq!(comm_store::resolve(addr, LONG).unwrap(), [want.parse::<SocketAddr>().unwrap()], "{addr}");
+    }
+    // By name, which only the resolver knows. Its number is that of the first interface everywhere on Linux.
+    if cfg!(target_os = "linux") {
+        for addr in ["[fe80::1%lo]:5", "fe80::1%lo:5"] {
+            let found = comm_store::resolve(addr, LONG).unwrap();
+            assert_eq!(found, ["[fe80::1%1]:5".parse::<SocketAddr>().unwrap()], "{addr}");
+        }
+    }
+    for addr in ["", "host", "[::1]", "no-such-host.invalid:1", "[fe80::1%no-such-interface]:5"] {
+        let e = comm_store::resolve(addr, LONG).unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::Bootstrap { .. }), "{addr}: {e}");
+    }
 }
 
 #[test]

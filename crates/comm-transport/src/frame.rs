@@ -59,7 +59,8 @@ pub(crate) enum Kind {
     RefuseP2p = 9,
     /// The communicator has failed; payload: the cause.
     Abort = 10,
-    /// The sender leaves the communicator: offset 1 after finalize, 0 without.
+    /// The sender leaves the communicator: offset 1 after finalize, 0 without; 2 when it has seen all others leave, 3 when
+    /// nothing more will come.
     Goodbye = 11,
     /// Nothing; shows that the sender lives.
     Heartbeat = 12,
@@ -71,6 +72,8 @@ pub(crate) enum Kind {
     Arrivals = 15,
     /// "After call `seq` the hash over all my calls is `offset`"; to the coordinator.
     Publish = 16,
+    /// Who has left, passed on by a neighbour; payload: list.
+    News = 17,
 }
 
 impl Kind {
@@ -92,6 +95,7 @@ impl Kind {
             14 => Self::Query,
             15 => Self::Arrivals,
             16 => Self::Publish,
+            17 => Self::News,
             _ => return None,
         })
     }
@@ -258,7 +262,7 @@ mod tests {
         let mut c = Header::crc_start(&raw);
         c.update(b"abcde");
         assert_eq!(d.crc, Some(c.finalize()));
-        for k in 1..=16 {
+        for k in 1..=17 {
             assert_eq!(Kind::from_code(k).unwrap() as u8, k);
         }
     }
@@ -291,7 +295,7 @@ mod tests {
             raw[32..64].copy_from_slice(&c);
             if fix {
                 raw[..3].copy_from_slice(&[b'R', 0xc3, PROTOCOL]);
-                raw[3] = 1 + raw[3] % 16;
+                raw[3] = 1 + raw[3] % 17;
             }
             if let Ok(h) = Header::decode(&raw) {
                 prop_assert!(h.len as usize <= MAX_PAYLOAD);

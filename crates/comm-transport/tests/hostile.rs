@@ -3,10 +3,14 @@
 
 mod wire;
 
-use std::time::Duration;
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use comm_core::{DType, ErrorKind, OpDesc, Operation, PeerCause, ReduceOp};
-use comm_transport::FRAGMENT;
+use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, FRAGMENT, Link, SocketLink};
 use wire::*;
 
 #[test]
@@ -194,4 +198,58 @@ fn a_peer_that_does_not_read() {
     s.unharmed();
     let e = s.us.recv_control(s.bad, 1, 0, Duration::from_millis(50)).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::Timeout { missing, .. } if missing == &[1]), "{e}");
+}
+
+/// Counts what it is asked for and makes no link.
+#[derive(Debug, Default)]
+struct Deaf(AtomicUsize);
+
+impl Dialer for Deaf {
+    fn dial(&self, _: usize) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// Rank 0 of twelve in a ring, where rank 1 is hostile and the others do not answer: news, statuses and refusals in the
+/// name of others, some of whom do not exist.
+#[test]
+fn news_and_frames_in_the_name_of_others() {
+    let (a, mut peer) = UnixStream::pair().unwrap();
+    let mut links: Vec<Option<Box<dyn Link>>> = (0..12).map(|_| None).collect();
+    links[1] = Some(Box::new(SocketLink::new(a).unwrap()));
+    let dialer = Arc::new(Deaf::default());
+    let options = EndpointOptions { dialer: Some(dialer.clone()), connect: Connect::Ring, ..options(false) };
+    let us = Endpoint::new(0, links, options).unwrap();
+    let g = us.create_group(spec(BAD, &(0..12).collect::<Vec<_>>())).unwrap();
+    let mut number = 0;
+    let mut send = |f: Frame, payload: &[u8]| {
+        peer.write_all(&f.bytes(number, payload)).unwrap();
+        number += 1;
+    };
+    for origin in [0, 1, 5, 12, 13, 1 << 40, u64::MAX] {
+        for step in [0, 1, 2] {
+            send(Frame { total: origin, step, seq: 3, ..frame(STATUS) }, &[]);
+            send(Frame { total: origin, step, seq: 4, ..frame(REFUSE) }, b"no");
+            send(Frame { total: origin, step, seq: 5, ..frame(PUBLISH) }, &[]);
+            send(Frame { total: origin, step, seq: 6, ..frame(QUERY) }, &[]);
+            send(Frame { total: origin, step, seq: 7, ..frame(ARRIVALS) }, &[1, 0]);
+        }
+        send(Frame { offset: origin, ..frame(GOODBYE) }, &[]);
+    }
+    // (rank 4, finalized, nobody directly, no silent calls), twice; then what makes no sense.
+    send(frame(NEWS), &[1, 4, 1, 0, 0]);
+    send(frame(NEWS), &[2, 4, 1, 0, 0, 4, 2, 0, 0]);
+    assert!(us.failure(g).is_none(), "{:?}", us.failure(g));
+    send(frame(NEWS), &[1, 12, 1, 0, 0]);
+    let until = Instant::now() + SOON;
+    let e = loop {
+        if let Some(e) = us.failure(g) {
+            break e;
+        }
+        assert!(Instant::now() < until, "the endpoint noticed nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    assert!(matches!(e.kind(), ErrorKind::Corrupt { rank: Some(1), what } if what.contains("makes no sense")), "{e}");
+    // One request per peer at most, however much is to be said to it.
+    assert!(dialer.0.load(Ordering::SeqCst) <= 10);
 }

@@ -77,8 +77,10 @@ pub(super) struct Dial {
     /// Everything that has failed in this round has failed for good.
     hopeless: bool,
     pause: Option<Instant>,
-    /// The last failure.
-    pub(super) trouble: String,
+    /// What has failed in this round.
+    failures: Vec<String>,
+    /// What went wrong in the last.
+    trouble: String,
 }
 
 impl Dial {
@@ -94,6 +96,7 @@ impl Dial {
             rounds: 0,
             hopeless: true,
             pause: None,
+            failures: Vec::new(),
             trouble,
         }
     }
@@ -163,6 +166,10 @@ impl Dial {
         }
         // The round is over.
         self.rounds += 1;
+        if !self.failures.is_empty() {
+            self.trouble = summary(&self.failures);
+            self.failures.clear();
+        }
         if self.rounds >= 2 && self.hopeless {
             return Progress::Failed(self.trouble());
         }
@@ -172,8 +179,13 @@ impl Dial {
         Progress::Going
     }
 
-    fn trouble(&self) -> String {
-        if self.trouble.is_empty() { "no answer".into() } else { self.trouble.clone() }
+    /// What is going wrong.
+    pub(super) fn trouble(&self) -> String {
+        match (self.trouble.as_str(), self.failures.as_slice()) {
+            ("", []) => "no answer".into(),
+            ("", failures) => summary(failures),
+            (trouble, _) => trouble.into(),
+        }
     }
 
     /// A listener on this host that refuses is closed, and its process gone; elsewhere a firewall may have refused.
@@ -186,7 +198,7 @@ impl Dial {
     fn failed(&mut self, addr: SocketAddr, f: Failed) {
         tracing::debug!(peer = self.peer, %addr, why = f.why, "a connection could not be made");
         self.hopeless &= f.hopeless;
-        self.trouble = format!("{addr}: {}", f.why);
+        self.failures.push(format!("{addr}: {}", f.why));
     }
 
     /// Carries on with an attempt whose socket is ready.
@@ -265,6 +277,14 @@ impl Dial {
             None => Err(format!("it answers with the unknown code {}", answer.code).into()),
         }
     }
+}
+
+/// The failures of one round over the addresses.
+fn summary(failures: &[String]) -> String {
+    const SHOWN: usize = 6;
+    let more = failures.len().saturating_sub(SHOWN);
+    let text = failures[..failures.len() - more].join("; ");
+    if more == 0 { text } else { format!("{text}; and {more} more") }
 }
 
 fn greeting(caller: &Caller<'_>, peer: usize, number: u32) -> [u8; GREETING] {

@@ -36,6 +36,10 @@ impl Stream {
     /// How connecting has ended; asked when the socket can be written to.
     pub(super) fn connected(&self) -> std::io::Result<()> {
         sockopt::socket_error(&self.socket)??;
+        // While nobody listens on a local port, connecting to it can meet itself.
+        if self.socket.local_addr()? == self.socket.peer_addr()? {
+            return Err(IoKind::ConnectionRefused.into());
+        }
         // Small messages must not wait for each other.
         let _ = sockopt::set_tcp_nodelay(&self.socket, true);
         Ok(())

@@ -140,6 +140,10 @@ impl World {
 
     /// Passes on what has happened. Called without any lock held: the endpoint takes its own.
     pub(super) fn deliver(&mut self) {
+        if self.endpoint.is_none() && !self.dials.is_empty() {
+            let mut lobby = self.lobby.state.lock();
+            lobby.trouble.extend(self.dials.iter().map(|(p, d)| (*p, d.trouble())));
+        }
         if self.news.is_empty() {
             return;
         }
@@ -227,16 +231,7 @@ impl World {
 
     fn progressed(&mut self, peer: usize, progress: Progress) {
         match progress {
-            Progress::Going => {
-                if self.endpoint.is_none()
-                    && let Some(d) = self.dials.get(&peer).filter(|d| !d.trouble.is_empty())
-                {
-                    let mut lobby = self.lobby.state.lock();
-                    if lobby.trouble.get(&peer) != Some(&d.trouble) {
-                        lobby.trouble.insert(peer, d.trouble.clone());
-                    }
-                }
-            }
+            Progress::Going => {}
             Progress::Accepted(mut stream) => {
                 // The peer's own connection has been accepted here: that of the lower rank stays.
                 if self.reservation(peer).is_some() && peer < self.rank() {

@@ -9,7 +9,7 @@ use comm_core::{
     Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, HintSpec,
     OpDesc, OpQuery, OpRequest, Operation, Pending, Result, SplitRequest, Support, check_hints,
 };
-use comm_transport::{Endpoint, GroupId, GroupSpec};
+use comm_transport::{Connect, Endpoint, GroupId, GroupSpec};
 
 use super::pool::Pool;
 use super::task::Messages;
@@ -25,11 +25,20 @@ pub struct MeshOptions {
     pub forced: Option<String>,
     /// Bytes of a pipeline's segments.
     pub segment: usize,
+    /// Which links a world has from the start; from `RUSTCOMMS_CONNECT` or the hint `connect`.
+    pub connect: Connect,
 }
+
+/// Hints of every backend over an endpoint, beside the core's.
+pub const MESH_HINTS: &[HintSpec] = &[HintSpec {
+    name: "connect",
+    doc: "links that a world has from the start: `auto` (all up to 8 ranks, else 2 log2 n of them, the others when data \
+          needs them), `full` (all) or `ring` (two); the same on all ranks (per communicator, or as RUSTCOMMS_CONNECT)",
+}];
 
 impl Default for MeshOptions {
     fn default() -> Self {
-        Self { table: Table::tcp(), forced: None, segment: Shape::SEGMENT }
+        Self { table: Table::tcp(), forced: None, segment: Shape::SEGMENT, connect: Connect::Auto }
     }
 }
 
@@ -41,20 +50,19 @@ impl MeshOptions {
     ///
     /// `InvalidArgument` for unknown hints and for algorithms that do not exist.
     pub fn of(options: &CommOptions) -> Result<Self> {
-        Self::with_hints(options, &[])
-    }
-
-    /// As [`of`](Self::of), for a backend with hints of its own for communicators.
-    ///
-    /// # Errors
-    ///
-    /// As [`of`](Self::of).
-    pub fn with_hints(options: &CommOptions, own: &[HintSpec]) -> Result<Self> {
         CommOptions::check_environment()?;
-        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, own])?;
-        let environment = || std::env::var("RUSTCOMMS_ALGO").ok().filter(|v| !v.is_empty());
-        let forced = options.hints.get("algo").cloned().or_else(environment);
-        let mesh = Self { forced, ..Self::default() };
+        check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, MESH_HINTS])?;
+        let asked = |hint: &str, variable: &str| {
+            let environment = || std::env::var(variable).ok().filter(|v| !v.is_empty());
+            options.hints.get(hint).cloned().or_else(environment)
+        };
+        let connect = match asked("connect", "RUSTCOMMS_CONNECT") {
+            None => Connect::Auto,
+            Some(text) => {
+                text.parse().map_err(|e| Error::invalid(format!("{e} (RUSTCOMMS_CONNECT or hint connect)")))?
+            }
+        };
+        let mesh = Self { forced: asked("algo", "RUSTCOMMS_ALGO"), connect, ..Self::default() };
         mesh.check()?;
         Ok(mesh)
     }

@@ -8,4 +8,4 @@ mod pool;
 mod split;
 mod task;
 
-pub use mesh::{MeshBackend, MeshOptions};
+pub use mesh::{MESH_HINTS, MeshBackend, MeshOptions};

@@ -41,22 +41,6 @@ impl State {
         }
     }
 
-    pub(super) fn tell_end(&mut self, g: usize, offset: u64) {
-        let Some(group) = self.group(g) else { return };
-        let h = Header { offset, ..Header::new(Kind::Goodbye, group.id, group.generation) };
-        let members = group.members.clone();
-        let told = if offset == 1 && !group.silent.is_empty() {
-            postcard::to_allocvec(&group.silent).unwrap_or_default()
-        } else {
-            Vec::new()
-        };
-        for m in members {
-            if m != self.rank {
-                self.send_control(m, h, told.clone());
-            }
-        }
-    }
-
     /// Whether all members have finalized and found nothing wrong; the error if that cannot be any more.
     ///
     /// In two rounds: when all goodbyes are here, everything that anybody ever sent to this rank has been
@@ -153,7 +137,7 @@ impl State {
             group.inbox.entry((me, tag)).or_default().push_back(bytes.to_vec());
             return Ok(());
         }
-        if self.peers[p].link.is_none() {
+        if !self.is_reachable(p) {
             let cause = self.peers[p].down.unwrap_or(PeerCause::Killed);
             return Err(ErrorKind::PeerFailed { rank, cause }.into());
         }
@@ -209,36 +193,46 @@ impl State {
                 self.pump_tx(p);
             }
             Kind::Control => self.control_part(p, g, rank, &h, payload),
-            Kind::Refuse => self.refused_by(g, rank, h.seq, reason(&payload)),
+            Kind::Refuse => {
+                let Some(origin) = self.origin(g, rank, &h) else { return };
+                if self.group_mut(g).is_some_and(|g| !g.sparse || g.is_first(Kind::Refuse, origin, h.seq)) {
+                    self.relay(g, p, Header { total: origin as u64 + 1, ..h }, &payload);
+                    self.refused_by(g, origin, h.seq, reason(&payload));
+                }
+            }
             Kind::RefuseP2p => self.message_refused(p, g, rank, &h, reason(&payload)),
             Kind::RequestToSend => self.announced(p, g, &h),
             Kind::ClearToSend => self.cleared(p, g, &h),
             Kind::Abort => match postcard::from_bytes::<Failure>(&payload) {
-                Ok(f) => self.fail(g, f, false),
+                // Who hears of it first tells those whom the first ones cannot.
+                Ok(f) => {
+                    let pass_on = self.group(g).is_some_and(|g| g.sparse);
+                    self.fail(g, f, pass_on);
+                }
                 Err(_) => self.corrupt(p, "an abort frame that cannot be read".into()),
             },
             Kind::Goodbye => {
-                let how = if h.offset == 0 { Gone::Closed } else { Gone::Finalized };
-                if let Some(group) = self.group_mut(g) {
-                    group.gone[rank] = Some(how);
-                    group.farewell[rank] |= h.offset == 2;
-                    // Who sends something else has nothing to compare.
-                    if let Ok(list) = postcard::from_bytes::<Vec<(u64, OpDesc)>>(&payload)
-                        && list.len() <= SILENT
-                    {
-                        group.silent_of[rank] = list;
-                    }
-                }
-                self.ended = true;
-                match how {
-                    Gone::Finalized => self.miss(g, p),
-                    Gone::Closed => self.fail_if_needed(g, p, rank),
+                // Who sends something else has nothing to compare.
+                let silent = postcard::from_bytes::<Vec<(u64, OpDesc)>>(&payload).unwrap_or_default();
+                let silent = if silent.len() <= SILENT { silent } else { Vec::new() };
+                self.apply_goodbye(g, rank, h.offset.min(3), silent);
+            }
+            Kind::News => self.heard(p, g, &payload),
+            Kind::Status => self.status_frame(g, p, rank, h),
+            Kind::Query => {
+                self.tell_below(g, h, &[]);
+                self.queried(g, h.seq);
+            }
+            Kind::Publish => {
+                let Some(origin) = self.origin(g, rank, &h) else { return };
+                if self.group(g).is_some_and(|g| g.rank == 0) {
+                    self.published(g, origin, h.seq, h.offset);
+                } else {
+                    self.tell_root(g, h, false);
                 }
             }
-            Kind::Status => self.status(g, rank, h.seq, h.desc, h.offset == 1),
-            Kind::Query => self.queried(g, h.seq),
-            Kind::Publish => self.published(g, rank, h.seq, h.offset),
             Kind::Arrivals => {
+                self.tell_below(g, h, &payload);
                 if let (Ok(list), Some(group)) = (postcard::from_bytes::<Vec<usize>>(&payload), self.group_mut(g))
                     && list.len() <= group.members.len()
                 {

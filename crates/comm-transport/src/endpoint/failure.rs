@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::group::{Gone, Known, REASON};
 use super::op::OpId;
 use super::state::{COLLECTIVE, Key, State};
-use crate::frame::{FRAGMENT, Header, Kind};
+use crate::frame::{Header, Kind};
 
 /// Upper bound of what is remembered about calls that this rank has not made yet.
 const FUTURE: usize = 1024;
@@ -180,22 +180,8 @@ impl State {
     }
 
     pub(super) fn tell_failure(&mut self, g: usize, failure: &Failure) {
-        let Some(group) = self.group(g) else { return };
-        let h = Header::new(Kind::Abort, group.id, group.generation);
-        let members = group.members.clone();
-        let mut payload = postcard::to_allocvec(failure).unwrap_or_default();
-        if payload.len() > FRAGMENT {
-            // Better a shorter reason than none.
-            let cause = failure.error.to_string().chars().take(4096).collect();
-            let error = ErrorKind::Aborted { rank: failure.origin, cause }.into();
-            payload =
-                postcard::to_allocvec(&Failure { origin: failure.origin, error, calls: None }).unwrap_or_default();
-        }
-        for m in members {
-            if m != self.rank {
-                self.send_control(m, h, payload.clone());
-            }
-        }
+        let Some(members) = self.group(g).map(|g| g.members.clone()) else { return };
+        self.tell_failure_to(g, failure, &members);
     }
 
     /// The group's failure as this rank should see it in a call (number and descriptor), or between calls.
@@ -336,15 +322,13 @@ impl State {
         group.refused.remove(&seq);
         group.remember(seq, desc, true);
         let h = Header { seq, desc, ..Header::new(Kind::Refuse, group.id, group.generation) };
-        let members = group.members.clone();
+        let me = group.rank;
+        group.is_first(Kind::Refuse, me, seq);
         self.drop_call(g, seq);
         let mut text = reason.as_bytes().to_vec();
         text.truncate(REASON);
-        for m in members {
-            if m != self.rank {
-                self.send_control(m, h, text.clone());
-            }
-        }
+        let h = Header { total: me as u64 + 1, ..h };
+        self.tell_linked(g, h, &text);
     }
 
     pub(super) fn refused_by(&mut self, g: usize, rank: usize, seq: u64, reason: String) {

@@ -15,6 +15,7 @@ use super::op::{OpId, OpSlot, PieceId, Sink};
 use super::state::{COLLECTIVE, Chan, Key, Posted, State};
 use super::tx::SendItem;
 use crate::frame::{FRAGMENT, Kind};
+use crate::overlay::Connect;
 
 /// How many closed calls are remembered to check late frames against.
 const HISTORY: usize = 512;
@@ -84,6 +85,18 @@ pub(crate) struct Group {
     /// Members that have said that all goodbyes reached them and nothing was wrong.
     pub(super) farewell: Vec<bool>,
     pub(super) left: Option<Gone>,
+    pub(super) connect: Connect,
+    /// Some members have no link to each other, see `news`.
+    pub(super) sparse: bool,
+    /// Members that news is passed on to, in a sparse group.
+    pub(super) overlay: Vec<usize>,
+    /// Which goodbyes and farewells have come by.
+    pub(super) heard: Vec<u8>,
+    pub(super) news: Vec<super::news::Fact>,
+    pub(super) relayed: VecDeque<(Kind, usize, u64)>,
+    /// Members that will send nothing more, and whether this one has said so.
+    pub(super) last_word: Vec<bool>,
+    pub(super) ended: bool,
     /// This rank has sent its farewell.
     pub(super) parted: bool,
     /// Nothing that arrives matters any more: closed, or finalize has returned.
@@ -185,6 +198,7 @@ impl State {
         if self.by_id.contains_key(&spec.id) {
             return Err(Error::invalid(format!("a communicator with the id of '{}' exists already", spec.name)));
         }
+        let overlay = self.connect.neighbours(rank, n);
         let group = Group {
             id: spec.id,
             generation: spec.generation,
@@ -204,6 +218,14 @@ impl State {
             silent: VecDeque::new(),
             silent_of: vec![Vec::new(); n],
             left: None,
+            connect: self.connect,
+            sparse: overlay.len() + 1 < n,
+            overlay,
+            heard: vec![0; n],
+            news: Vec::new(),
+            relayed: VecDeque::new(),
+            last_word: vec![false; n],
+            ended: false,
             parted: false,
             over: false,
             seen: vec![0; n],
@@ -238,10 +260,14 @@ impl State {
         }
         // A member may be gone already.
         for m in self.groups[g].as_ref().map(|g| g.members.clone()).unwrap_or_default() {
-            if m != self.rank && self.peers[m].link.is_none() {
+            if m != self.rank && !self.is_reachable(m) {
                 let cause = self.peers[m].down.unwrap_or(PeerCause::Killed);
                 self.blame(g, m, cause);
             }
+        }
+        let overlay = self.groups[g].as_ref().map(|g| g.overlay.iter().map(|r| g.members[*r]).collect::<Vec<_>>());
+        for m in overlay.unwrap_or_default() {
+            self.want_link(m);
         }
         Ok(g)
     }
@@ -417,8 +443,9 @@ impl State {
     pub(crate) fn address(&mut self, g: usize, rank: usize, op: OpId) -> Option<(usize, u64, u32)> {
         let group = self.groups[g].as_ref()?;
         let p = *group.members.get(rank)?;
-        if group.gone[rank].is_none() && self.peers[p].link.is_some() {
-            return Some((p, group.id, group.generation));
+        let found = (p, group.id, group.generation);
+        if group.gone[rank].is_none() && self.is_reachable(p) {
+            return Some(found);
         }
         let cause = if group.gone[rank].is_some() {
             PeerCause::Closed

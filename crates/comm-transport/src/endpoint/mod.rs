@@ -11,10 +11,12 @@
 //! long messages are cut into frames that take turns.
 
 mod control;
+mod drive;
 mod failure;
 mod flight;
 mod group;
 mod monitor;
+mod news;
 mod op;
 mod p2p;
 mod rx;
@@ -28,7 +30,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, PeerCause, Pending, Phase, Result, Time};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use self::flight::Flight;
 use self::group::Gone;
@@ -38,7 +40,7 @@ pub use self::p2p::EAGER;
 use self::state::State;
 use crate::engine::{Driven, EngineHandle, Turn};
 use crate::link::Link;
-use crate::overlay::Dialer;
+use crate::overlay::{Connect, Dialer};
 use crate::wait::Notify;
 
 /// Longest sleep of a waiting thread before it looks at timers again.
@@ -46,6 +48,8 @@ const NAP: Duration = Duration::from_millis(100);
 /// How long an error waits for the abort messages to be written, so that they are out before the caller
 /// can end the process.
 const FLUSH: Duration = Duration::from_millis(100);
+/// How long finalize waits for the others to say that nothing more comes.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// How long a waiting thread keeps its core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,6 +81,8 @@ pub struct EndpointOptions {
     /// Who makes the connections that are missing at creation, when they are needed. Without one, a peer without link
     /// is one that is gone.
     pub dialer: Option<Arc<dyn Dialer>>,
+    /// Which links groups have from the start, if there is a dialer.
+    pub connect: Connect,
 }
 
 /// A group of an endpoint, as its owner names it.
@@ -91,7 +97,7 @@ pub struct GroupId {
 pub struct Endpoint {
     state: Mutex<State>,
     notify: Arc<Notify>,
-    patience: Patience,
+    patience: Mutex<Patience>,
     poller: AtomicBool,
     /// Threads in [`sleep`](Self::sleep), the poller included.
     asleep: AtomicUsize,
@@ -118,9 +124,9 @@ impl Endpoint {
         let engine = EngineHandle::get()?;
         let polled = options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some());
         let notify = if polled {
-            Notify::polled(engine, options.clock).map_err(|e| Error::io("creating an endpoint", &e))?
+            Notify::polled(engine, Arc::clone(&options.clock)).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {
-            Notify::parked(engine, options.clock)
+            Notify::parked(engine, Arc::clone(&options.clock))
         };
         let notify = Arc::new(notify);
         for (p, link) in links.iter_mut().enumerate() {
@@ -131,9 +137,9 @@ impl Endpoint {
             link.attach(&notify);
         }
         let endpoint = Arc::new(Self {
-            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), options.checksum)),
+            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), &options)),
             notify,
-            patience: options.patience,
+            patience: Mutex::new(options.patience),
             poller: AtomicBool::new(false),
             asleep: AtomicUsize::new(0),
             sleepers: Mutex::default(),
@@ -175,6 +181,11 @@ impl Endpoint {
                 st.lose_peer(peer, PeerCause::Killed);
             }
         });
+    }
+
+    /// Sets how waiting threads behave from their next wait on, for who learns only later how many ranks share the host.
+    pub fn set_patience(&self, patience: Patience) {
+        *self.patience.lock() = patience;
     }
 
     /// The clock.
@@ -412,9 +423,21 @@ impl Endpoint {
                 Err(e)
             })
         });
+        if result.is_ok() {
+            self.last_words(index);
+        }
         self.with(|st| st.end_finalize(index));
         self.flush();
         result
+    }
+
+    /// Waits until nothing of a sparse group is under way to this rank any more: a socket that is closed with something
+    /// unread takes with it what it was still to send. Not for long: it is no error.
+    fn last_words(&self, index: usize) {
+        let mut st = self.state.lock();
+        st.say_last_word(index);
+        let until = self.clock().now().after(LAST_WORDS);
+        let _ = self.drive(st, Some(until), |st| (!st.awaits_last_words(index)).then_some(()));
     }
 
     /// Local end of a group: everything of it in flight fails, peers are told without waiting for them.
@@ -433,176 +456,6 @@ impl Endpoint {
                 f(st, g);
             }
         });
-    }
-
-    fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
-        let mut st = self.state.lock();
-        let r = f(&mut st);
-        // Whoever sleeps in the links now must learn that a link is full.
-        self.watch_writability(&mut st);
-        self.settle(st);
-        r
-    }
-
-    /// Releases the lock; then wakes those who have news.
-    fn settle(&self, mut st: MutexGuard<'_, State>) {
-        if st.wakes.is_empty() && !st.ended {
-            // A thread that spins would otherwise take the lock again before a waiting one wakes up.
-            MutexGuard::unlock_fair(st);
-            return;
-        }
-        let wakes = std::mem::take(&mut st.wakes);
-        let ended = std::mem::take(&mut st.ended);
-        drop(st);
-        if ended && self.asleep.load(Ordering::SeqCst) > 0 {
-            self.wake_waiters();
-        }
-        for w in wakes {
-            w.wake();
-        }
-    }
-
-    fn wake_waiters(&self) {
-        if self.poller.load(Ordering::SeqCst) {
-            self.notify.wake();
-        }
-        for p in self.sleepers.lock().iter() {
-            self.clock().unpark(p);
-        }
-    }
-
-    /// Drives the endpoint until `look` has what it wants, or until `until`.
-    fn drive<'a, R>(
-        &'a self,
-        mut st: MutexGuard<'a, State>,
-        until: Option<Time>,
-        mut look: impl FnMut(&mut State) -> Option<R>,
-    ) -> Option<R> {
-        self.notify.drivers.fetch_add(1, Ordering::SeqCst);
-        let mut idle = 0u32;
-        let mut all = false;
-        let mut timed_pass = 0u32;
-        let out = loop {
-            let mut moved = st.progress(all);
-            all = false;
-            if let Some(r) = look(&mut st) {
-                break Some(r);
-            }
-            moved |= st.moved;
-            // A busy endpoint may never come to rest: look at the clock now and then.
-            timed_pass += 1;
-            if timed_pass.is_multiple_of(256) {
-                let now = st.now();
-                st.tick(now);
-                if until.is_some_and(|t| t <= now) {
-                    break look(&mut st);
-                }
-            }
-            self.settle(st);
-            if moved {
-                idle = 0;
-            } else if idle < self.patience.spins {
-                idle += 1;
-                std::hint::spin_loop();
-            } else if idle < self.patience.spins + self.patience.yields {
-                idle += 1;
-                rustix::thread::sched_yield();
-            } else {
-                self.asleep.fetch_add(1, Ordering::SeqCst);
-                let (done, guard) = self.sleep(until, &mut look);
-                self.asleep.fetch_sub(1, Ordering::SeqCst);
-                st = guard;
-                if done.is_some() || until.is_some_and(|t| t <= st.now()) {
-                    break done;
-                }
-                all = true;
-                // After a wake-up there is something to do; if not, sleep again soon.
-                idle = self.patience.spins + self.patience.yields / 2;
-                continue;
-            }
-            st = self.state.lock();
-        };
-        let async_ops = st.async_ops;
-        // Under the lock: whoever starts an operation after this one's last look finds nobody driving and tells the
-        // engine itself.
-        let left = self.notify.drivers.fetch_sub(1, Ordering::SeqCst) - 1;
-        self.settle(st);
-        if left > 0 {
-            // Somebody else may be waiting for this thread to look after the links.
-            if self.asleep.load(Ordering::SeqCst) > 0 {
-                self.wake_waiters();
-            }
-        } else if async_ops > 0 || (self.parked && self.notify.engine_listens.load(Ordering::SeqCst)) {
-            self.notify.engine.kick();
-        }
-        out
-    }
-
-    /// Sleeps once. Returns with the lock held.
-    fn sleep<R>(
-        &self,
-        until: Option<Time>,
-        look: &mut impl FnMut(&mut State) -> Option<R>,
-    ) -> (Option<R>, MutexGuard<'_, State>) {
-        if self.poller.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst).is_err() {
-            let parker = Arc::new(Parker::new());
-            self.sleepers.lock().push(Arc::clone(&parker));
-            let mut st = self.state.lock();
-            let now = st.now();
-            st.tick(now);
-            let done = look(&mut st);
-            if done.is_none() {
-                self.watch_writability(&mut st);
-                self.settle(st);
-                let nap = now.after(NAP / 5);
-                self.clock().park(&parker, Some(until.map_or(nap, |t| t.min(nap))));
-                st = self.state.lock();
-            }
-            self.sleepers.lock().retain(|p| !Arc::ptr_eq(p, &parker));
-            return (done, st);
-        }
-        self.notify.announce_sleep();
-        let mut st = self.state.lock();
-        let moved = st.progress(true);
-        let now = st.now();
-        st.tick(now);
-        let done = look(&mut st);
-        if done.is_some() || moved || st.moved || !st.runnable.is_empty() {
-            self.notify.cancel_sleep();
-            self.poller.store(false, Ordering::SeqCst);
-            return (done, st);
-        }
-        self.watch_writability(&mut st);
-        let nap = st.next_timer(now).map_or(NAP, |d| d.min(NAP)).max(Duration::from_micros(50));
-        let until = until.map_or(now.after(nap), |t| t.min(now.after(nap)));
-        self.settle(st);
-        let mut ready = Vec::new();
-        self.notify.sleep(until, &mut ready);
-        self.poller.store(false, Ordering::SeqCst);
-        (None, self.state.lock())
-    }
-
-    /// Links that are full wake the sleeper when they can be written to, others do not.
-    fn watch_writability(&self, st: &mut State) {
-        for (p, peer) in st.peers.iter_mut().enumerate() {
-            if peer.tx.blocked != peer.tx.watched
-                && let Some(fd) = peer.link.as_ref().and_then(|l| l.fd())
-                && self.notify.rewatch(fd, p, peer.tx.blocked).is_ok()
-            {
-                peer.tx.watched = peer.tx.blocked;
-            }
-        }
-    }
-
-    /// Waits a moment for our own small frames (aborts, goodbyes) to be written.
-    fn flush(&self) {
-        let until = self.clock().now().after(FLUSH);
-        let st = self.state.lock();
-        let flushed = |st: &mut State| {
-            let idle = st.peers.iter().all(|p| p.link.is_none() || p.tx.control_flushed());
-            idle.then_some(())
-        };
-        let _ = self.drive(st, Some(until), flushed);
     }
 }
 

@@ -20,11 +20,16 @@ use super::state::State;
 use crate::frame::{Header, Kind};
 
 /// Time after which an open call is reported.
-pub(crate) const SUSPICIOUS: Duration = Duration::from_millis(100);
+const SUSPICIOUS: Duration = Duration::from_millis(100);
 /// How many of its open calls a rank reports.
 pub(crate) const OLDEST: usize = 8;
 /// Time after which a call of which rank 0 says nothing is reported to everybody.
-pub(crate) const UNANSWERED: Duration = Duration::from_millis(160);
+const UNANSWERED: Duration = Duration::from_millis(160);
+/// The same in a group in which news takes several steps, and whose ranks may have few cores among them.
+const SUSPICIOUS_FAR: Duration = Duration::from_millis(250);
+const UNANSWERED_FAR: Duration = Duration::from_millis(1000);
+/// In `step` of a status that is not only for rank 0.
+const CRY: u32 = 1;
 /// Groups in which everybody may tell everybody.
 const SMALL: usize = 256;
 /// Least interval between news to the waiting ranks.
@@ -93,8 +98,22 @@ impl State {
         }
         let offset = u64::from(asks);
         let h = Header { seq, desc, offset, ..Header::new(Kind::Status, group.id, group.generation) };
-        let p = group.members[0];
-        self.send_control(p, h, Vec::new());
+        self.tell_root(g, h, false);
+    }
+
+    /// A status has come: for rank 0, on its way to it, or for everybody.
+    pub(super) fn status_frame(&mut self, g: usize, p: usize, sender: usize, h: Header) {
+        let Some(origin) = self.origin(g, sender, &h) else { return };
+        let Some(group) = self.group_mut(g) else { return };
+        let asks = h.offset == 1;
+        if group.rank == 0 || !group.sparse {
+            self.status(g, origin, h.seq, h.desc, asks);
+        } else if h.step != CRY {
+            self.tell_root(g, Header { total: origin as u64 + 1, ..h }, false);
+        } else if group.is_first(Kind::Status, origin, h.seq) {
+            self.relay(g, p, Header { total: origin as u64 + 1, ..h }, &[]);
+            self.status(g, origin, h.seq, h.desc, asks);
+        }
     }
 
     /// Rank 0: member `rank` is in, or has made, call `seq`.
@@ -145,11 +164,7 @@ impl State {
                 group.monitor.want(seq);
             }
             let h = Header { seq, ..Header::new(Kind::Query, group.id, group.generation) };
-            let others: Vec<usize> =
-                group.members.iter().enumerate().filter(|(r, _)| *r != 0 && *r != rank).map(|(_, m)| *m).collect();
-            for m in others {
-                self.send_control(m, h, Vec::new());
-            }
+            self.tell_below(g, h, &[]);
         }
     }
 
@@ -170,8 +185,7 @@ impl State {
             return self.published(g, 0, seq, hash);
         }
         let h = Header { seq, offset: hash, ..Header::new(Kind::Publish, group.id, group.generation) };
-        let p = group.members[0];
-        self.send_control(p, h, Vec::new());
+        self.tell_root(g, h, false);
     }
 
     /// Rank 0: compares a member's hash with the first one published after the same call.
@@ -190,10 +204,17 @@ impl State {
     fn tell_arrivals(&mut self, g: usize, seq: u64, ranks: &[usize]) {
         let Some(group) = self.group(g) else { return };
         let h = Header { seq, ..Header::new(Kind::Arrivals, group.id, group.generation) };
-        let to: Vec<usize> = ranks.iter().filter(|r| **r != 0).map(|r| group.members[*r]).collect();
         let payload = postcard::to_allocvec(ranks).unwrap_or_default();
+        if group.sparse {
+            self.tell_below(g, h, &payload);
+        }
+        // In a sparse group this reaches those who have called straight because the tree is broken somewhere.
+        let to: Vec<usize> = self
+            .group(g)
+            .map(|g| ranks.iter().filter(|r| **r != 0).map(|r| g.members[*r]).collect())
+            .unwrap_or_default();
         for m in to {
-            self.send_control(m, h, payload.clone());
+            self.tell(m, h, payload.clone());
         }
     }
 
@@ -204,7 +225,19 @@ impl State {
             return None;
         }
         let op = OpId { index: i as u32, life: s.life };
-        self.group(s.group).filter(|g| g.is_among_oldest(op, OLDEST)).map(|_| s.started.after(SUSPICIOUS))
+        self.group(s.group)
+            .filter(|g| g.is_among_oldest(op, OLDEST))
+            .map(|g| s.started.after(if g.sparse { SUSPICIOUS_FAR } else { SUSPICIOUS }))
+    }
+
+    /// When everybody is to hear of the call in slot `i` because rank 0 says nothing, if they are.
+    pub(crate) fn cries_at(&self, i: usize) -> Option<Time> {
+        let s = &self.ops[i];
+        if !s.live || s.result.is_some() || !s.reported || s.cried || s.seq.is_none() {
+            return None;
+        }
+        let far = self.group(s.group).is_some_and(|g| g.sparse);
+        Some(s.started.after(if far { UNANSWERED_FAR } else { UNANSWERED }))
     }
 
     pub(crate) fn monitor_tick(&mut self, now: Time) {
@@ -214,8 +247,7 @@ impl State {
             }
         }
         for i in 0..self.ops.len() {
-            let s = &self.ops[i];
-            if s.live && s.result.is_none() && s.reported && !s.cried && s.started.after(UNANSWERED) <= now {
+            if self.cries_at(i).is_some_and(|t| t <= now) {
                 self.cry(i);
             }
         }
@@ -246,11 +278,18 @@ impl State {
         if group.rank == 0 || group.members.len() > SMALL || group.monitor.arrived.contains_key(&seq) {
             return;
         }
-        let h = Header { seq, desc, ..Header::new(Kind::Status, group.id, group.generation) };
+        let total = group.rank as u64 + 1;
+        let h = Header { seq, desc, step: CRY, total, ..Header::new(Kind::Status, group.id, group.generation) };
+        let sparse = group.sparse;
+        let all = if sparse { &group.overlay } else { &(0..group.members.len()).collect() };
         let others: Vec<usize> =
-            group.members.iter().enumerate().filter(|(r, _)| *r != 0 && *r != group.rank).map(|(_, m)| *m).collect();
+            all.iter().filter(|r| **r != 0 && **r != group.rank).map(|r| group.members[*r]).collect();
         for m in others {
             self.send_control(m, h, Vec::new());
+        }
+        if sparse {
+            // Somebody on the way to rank 0 may be stopped.
+            self.tell_root(g, Header { step: 0, offset: 1, ..h }, true);
         }
     }
 

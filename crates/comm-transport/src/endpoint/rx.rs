@@ -8,6 +8,8 @@ use crate::frame::{HEADER, Header, Kind};
 
 /// Bytes read at once when no long payload is under way.
 const BUFFER: usize = 16 << 10;
+/// Buffers that wait for a link with something to read.
+const SPARE: usize = 2;
 /// Bytes that one link may deliver before the others get their turn.
 const BUDGET: usize = 1 << 20;
 /// Bytes that one peer may send for communicators that this rank has not created yet: the windows of a few.
@@ -70,6 +72,19 @@ enum Got {
 impl State {
     /// Reads from a peer until nothing is left or the budget is used.
     pub(crate) fn pump_rx(&mut self, p: usize) {
+        self.read_on(p);
+        // Most links are silent most of the time: together they need few buffers.
+        let rx = &mut self.peers[p].rx;
+        if rx.start == rx.end && !rx.buf.is_empty() {
+            (rx.start, rx.end) = (0, 0);
+            let buf = std::mem::take(&mut rx.buf);
+            if self.spare.len() < SPARE {
+                self.spare.push(buf);
+            }
+        }
+    }
+
+    fn read_on(&mut self, p: usize) {
         let mut budget = BUDGET;
         loop {
             if self.peers[p].link.is_none() || !self.consume_buffered(p) {
@@ -162,7 +177,7 @@ impl State {
         let Some(link) = peer.link.as_mut() else { return Got::Gone };
         let rx = &mut peer.rx;
         if rx.buf.is_empty() {
-            rx.buf = vec![0; BUFFER];
+            rx.buf = self.spare.pop().unwrap_or_else(|| vec![0; BUFFER]);
         }
         if rx.start > 0 {
             rx.buf.copy_within(rx.start..rx.end, 0);

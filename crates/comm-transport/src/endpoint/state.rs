@@ -7,12 +7,14 @@ use std::time::Duration;
 
 use comm_core::{ErrorKind, OpDesc, PeerCause, Time};
 
+use super::EndpointOptions;
 use super::group::Group;
 use super::op::{OpId, OpSlot, PieceId, Sink};
 use super::rx::Rx;
 use super::tx::Tx;
 use crate::frame::Header;
 use crate::link::Link;
+use crate::overlay::{Connect, Dialer};
 use crate::wait::Notify;
 
 /// How long the end of a connection without goodbye may be explained by an abort that is still on its
@@ -79,6 +81,8 @@ pub(crate) struct Unexpected {
 pub(crate) struct Peer {
     pub(crate) link: Option<Box<dyn Link>>,
     pub(crate) down: Option<PeerCause>,
+    /// A link has been asked for.
+    pub(crate) wanted: bool,
     pub(crate) rx: Rx,
     pub(crate) tx: Tx,
     pub(crate) chans: Vec<Chan>,
@@ -123,6 +127,12 @@ pub(crate) struct State {
     /// Counters for metrics and tests.
     pub(crate) frames_sent: u64,
     pub(crate) bytes_sent: u64,
+    pub(crate) dialer: Option<Arc<dyn Dialer>>,
+    pub(crate) connect: Connect,
+    /// Some group has news to pass on.
+    pub(crate) has_news: bool,
+    /// Buffers of links on which nothing is under way.
+    pub(crate) spare: Vec<Vec<u8>>,
 }
 
 // SAFETY: the raw pointers in posted receives, queued sends and self-messages point into buffers of operations
@@ -131,12 +141,18 @@ pub(crate) struct State {
 unsafe impl Send for State {}
 
 impl State {
-    pub(crate) fn new(rank: usize, links: Vec<Option<Box<dyn Link>>>, notify: Arc<Notify>, checksum: bool) -> Self {
+    pub(crate) fn new(
+        rank: usize,
+        links: Vec<Option<Box<dyn Link>>>,
+        notify: Arc<Notify>,
+        options: &EndpointOptions,
+    ) -> Self {
         let peers = links
             .into_iter()
             .map(|link| Peer {
                 link,
                 down: None,
+                wanted: false,
                 rx: Rx::default(),
                 tx: Tx::default(),
                 chans: Vec::new(),
@@ -159,7 +175,7 @@ impl State {
             moved: false,
             async_ops: 0,
             calls: 0,
-            checksum,
+            checksum: options.checksum,
             scratch: Vec::new(),
             notify,
             orphans: VecDeque::new(),
@@ -170,6 +186,11 @@ impl State {
             own_sends: Vec::new(),
             frames_sent: 0,
             bytes_sent: 0,
+            dialer: options.dialer.clone(),
+            // Without a dialer every member is linked, or gone.
+            connect: if options.dialer.is_some() { options.connect } else { Connect::Full },
+            has_news: false,
+            spare: Vec::new(),
         }
     }
 
@@ -196,6 +217,7 @@ impl State {
                 self.pump_rx(p);
             }
         }
+        self.spread_news();
         self.run_tasks();
         self.moved
     }
@@ -220,14 +242,6 @@ impl State {
         self.suspects.push((p, now, cause));
         // Those who only wait for others' news must look again.
         self.ended = true;
-    }
-
-    /// A link to `p` has come: what was waiting for it goes out.
-    pub(crate) fn linked(&mut self, p: usize) {
-        self.moved = true;
-        self.pump_tx(p);
-        self.pump_rx(p);
-        self.run_tasks();
     }
 
     /// Whether the blame for the end of the connection to `p` is still open.
@@ -278,8 +292,8 @@ impl State {
             earlier(s.deadline);
             if let Some(t) = self.reports_at(i) {
                 earlier(t);
-            } else if s.reported && !s.cried && s.seq.is_some() {
-                earlier(s.started.after(super::monitor::UNANSWERED));
+            } else if let Some(t) = self.cries_at(i) {
+                earlier(t);
             }
         }
         if let Some(t) = self.monitor_timer() {

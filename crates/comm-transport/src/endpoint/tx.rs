@@ -138,8 +138,9 @@ impl State {
             // A peer that asks and does not read must not fill this rank's memory.
             return self.corrupt(p, format!("it has left {CONTROL_QUEUE} small frames unread"));
         }
-        if self.peers[p].link.is_some() {
+        if self.is_reachable(p) {
             self.peers[p].tx.push_control(h, payload);
+            self.want_link(p);
             self.pump_tx(p);
         }
     }
@@ -204,6 +205,10 @@ impl State {
     pub(crate) fn pump_tx(&mut self, p: usize) {
         if self.peers[p].tx.broken {
             return;
+        }
+        if self.peers[p].link.is_none() {
+            // What is queued goes out when the link is there.
+            return self.want_link(p);
         }
         let mut budget = BUDGET;
         loop {

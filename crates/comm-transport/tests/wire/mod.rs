@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, OpDesc, Operation, RealClock};
-use comm_transport::{Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink};
+use comm_transport::{
+    Connect, Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink,
+};
 
 pub const WINDOW: u64 = 1 << 20;
 /// The communicator of the endpoint and the hostile peer, and that of the endpoint and its good peer.
@@ -46,6 +48,7 @@ pub const STATUS: u8 = 13;
 pub const QUERY: u8 = 14;
 pub const ARRIVALS: u8 = 15;
 pub const PUBLISH: u8 = 16;
+pub const NEWS: u8 = 17;
 
 pub fn frame(kind: u8) -> Frame {
     let desc = OpDesc::new(Operation::Barrier);
@@ -84,7 +87,13 @@ pub struct Scene {
 }
 
 pub fn options(checksum: bool) -> EndpointOptions {
-    EndpointOptions { checksum, patience: Patience::fitting(3, 1), clock: Arc::new(RealClock), dialer: None }
+    EndpointOptions {
+        checksum,
+        patience: Patience::fitting(3, 1),
+        clock: Arc::new(RealClock),
+        dialer: None,
+        connect: Connect::Auto,
+    }
 }
 
 pub fn spec(id: u64, members: &[usize]) -> GroupSpec {
