@@ -179,6 +179,8 @@ pub(crate) fn process() -> u64 {
 mod tests {
     use super::*;
     use crate::address::{InterfaceFilter, published};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     fn card() -> Card {
         let host = Host { name: "a".into(), id: "b".into() };
@@ -228,6 +230,30 @@ mod tests {
         for (ours, theirs, who) in [(900, 901, "rank 0 on h"), (901, 900, "rank 2 on h")] {
             let expected = ErrorKind::VersionSkew { ours, theirs, who: who.into() };
             assert_eq!(f.error(ours).kind(), &expected);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_bytes_are_a_record_or_an_error(bytes in vec(any::<u8>(), 0..400)) {
+            if let Ok(c) = decode_card(&bytes, 3) {
+                prop_assert_eq!(c.rank, 3);
+                encode(&c).unwrap();
+            }
+            let _ = decode_stamp(&bytes, "x");
+            let _ = decode::<Settings>(&bytes, None, "x");
+            if let Ok(v) = decode::<Verdict>(&bytes, None, "x") {
+                prop_assert_eq!(decode::<Verdict>(&encode(&v).unwrap(), None, "x").unwrap(), v);
+            }
+        }
+
+        /// A record that was written, with one byte changed, is another or none.
+        #[test]
+        fn a_changed_byte_does_no_harm(at in any::<prop::sample::Index>(), to in any::<u8>()) {
+            let mut bytes = encode(&card()).unwrap();
+            let at = at.index(bytes.len());
+            bytes[at] = to;
+            let _ = decode_card(&bytes, 3);
         }
     }
 }

@@ -86,7 +86,8 @@ fn ranks_that_disagree() {
             assert_eq!(what.matches(&format!(" on {name}")).count(), 2, "{e}");
         }
     }
-    let table: [(&str, &str, fn(CommOptions) -> CommOptions); 3] = [
+    type Change = fn(CommOptions) -> CommOptions;
+    let table: [(&str, &str, Change); 3] = [
         ("checksum", "has checksums", |o| o.checksum(true)),
         ("connect", "connect=full", |o| o.hint("connect", "full")),
         ("secret", "RUSTCOMMS_SECRET", |o| o.secret(comm_core::Secret::new("s").unwrap())),

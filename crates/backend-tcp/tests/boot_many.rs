@@ -5,10 +5,11 @@ mod boot;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use boot::{LIMIT, all, memory, options, use_up, world};
 use comm_core::{Communicator, Result};
+use comm_store::TcpStoreServer;
 
 /// The listening sockets of this process.
 fn listening() -> Vec<u16> {
@@ -141,6 +142,23 @@ fn a_world_with_an_overlay() {
     }
 }
 
+/// The same among processes, where things do happen at once; with a secret, too.
+#[test]
+fn processes_that_connect_on_demand() {
+    for (round, n) in [(0, 4), (1, 5), (2, 10), (3, 6)] {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let (addr, size, connect) = (server.local_addr().to_string(), n.to_string(), ["ring", "auto"][round % 2]);
+        let ranks = (0..n).map(|r| {
+            let r = r.to_string();
+            let place = [("RUSTCOMMS_RANK", r.as_str()), ("RUSTCOMMS_WORLD_SIZE", &size), ("RUSTCOMMS_STORE", &addr)];
+            let more = [("RUSTCOMMS_CONNECT", connect), (boot::PAIRS, "1"), ("RUSTCOMMS_SECRET", "s")];
+            boot::spawn(LIMIT, &[&place[..], &more[..2 + round / 2]].concat())
+        });
+        let said = ranks.reduce(boot::Processes::and).unwrap().said();
+        assert_eq!(said, vec![format!("OK {}", n * (n - 1) / 2); n]);
+    }
+}
+
 /// How often the connector has gone to sleep so far.
 fn sleeps() -> u64 {
     let connector = std::fs::read_dir("/proc/self/task").unwrap().find_map(|t| {
@@ -153,12 +171,19 @@ fn sleeps() -> u64 {
     line.split_whitespace().last().unwrap().parse().unwrap()
 }
 
+/// Scenes for processes of their own: other tests keep the one connector busy.
 #[test]
 fn child() {
-    if std::env::var_os("RUSTCOMMS_IDLE").is_none() {
-        return;
+    match std::env::var(SCENE).as_deref() {
+        Ok("idle") => idle(),
+        Ok("exhausted") => exhausted(),
+        _ => boot::child(),
     }
-    // In a process of its own: other tests keep the one connector busy.
+}
+
+const SCENE: &str = "RUSTCOMMS_MANY_SCENE";
+
+fn idle() {
     let store = memory();
     let comms: Vec<Communicator> =
         world(3, move |r| options(&store, "idle", r, 3)).into_iter().map(Result::unwrap).collect();
@@ -169,18 +194,53 @@ fn child() {
     let woken = sleeps() - before;
     assert!(woken < 5, "the connector woke up {woken} times without anything to do");
     use_up(comms);
-    let until = std::time::Instant::now() + LIMIT;
+    let until = Instant::now() + LIMIT;
     while !listening().is_empty() {
-        assert!(std::time::Instant::now() < until, "a data port stays open");
+        assert!(Instant::now() < until, "a data port stays open");
         std::thread::sleep(Duration::from_millis(10));
     }
     println!("@OK 0");
     std::process::exit(0);
 }
 
+/// No descriptor is left to accept connections with: the connector waits a little rather than try at full speed.
+fn exhausted() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let store = memory();
+    let comms: Vec<Communicator> =
+        world(2, move |r| options(&store, "full", r, 2)).into_iter().map(Result::unwrap).collect();
+    let ports = listening();
+    let sockets: Vec<_> =
+        (0..6).map(|_| socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap()).collect();
+    let before = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(3), ..before }).unwrap();
+    for (i, s) in sockets.iter().enumerate() {
+        s.connect(&SocketAddr::from(([127, 0, 0, 1], ports[i % 2])).into()).unwrap();
+    }
+    std::thread::sleep(Duration::from_secs(1));
+    setrlimit(Resource::Nofile, before).unwrap();
+    let woken = sleeps();
+    assert!(woken < 200, "the connector woke up {woken} times");
+    // It comes round to them.
+    for s in sockets {
+        s.set_read_timeout(Some(LIMIT)).unwrap();
+        let mut s = TcpStream::from(s);
+        s.write_all(&[0xff; 40]).unwrap();
+        assert!(matches!(s.read(&mut [0; 8]), Ok(0)), "nobody hangs up");
+    }
+    use_up(comms);
+    println!("@OK 0");
+    std::process::exit(0);
+}
+
+#[test]
+fn without_descriptors_the_connector_waits() {
+    assert_eq!(boot::spawn(LIMIT, &[(SCENE, "exhausted")]).said(), ["OK 0"]);
+}
+
 #[test]
 fn an_idle_connector_sleeps_and_ports_close_with_their_worlds() {
-    assert_eq!(boot::spawn(LIMIT, &[("RUSTCOMMS_IDLE", "1")]).said(), ["OK 0"]);
+    assert_eq!(boot::spawn(LIMIT, &[(SCENE, "idle")]).said(), ["OK 0"]);
 }
 
 #[test]

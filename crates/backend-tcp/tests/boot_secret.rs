@@ -72,3 +72,28 @@ fn the_secret_is_in_no_record_and_no_error() {
     let e = Secret::new("").unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }));
 }
+
+#[test]
+fn child() {
+    boot::child();
+}
+
+/// The secret comes from the environment, and an empty one is no secret.
+#[test]
+fn secrets_of_the_environment() {
+    for (secrets, words) in [(["x", "x"], ["OK 1", "OK 1"]), (["x", "y"], ["Bootstrap", "Bootstrap"])] {
+        let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let addr = server.local_addr().to_string();
+        let rank = |r: usize| {
+            let place = [("RUSTCOMMS_RANK", ["0", "1"][r]), ("RUSTCOMMS_WORLD_SIZE", "2"), ("RUSTCOMMS_STORE", &addr)];
+            boot::spawn(LIMIT, &[&place[..], &[("RUSTCOMMS_SECRET", secrets[r])]].concat())
+        };
+        for (said, word) in rank(0).and(rank(1)).said().iter().zip(words) {
+            assert!(said.starts_with(word), "{said}");
+            assert!(said.starts_with("OK") || said.contains("RUSTCOMMS_SECRET"), "{said}");
+        }
+    }
+    let place = [("RUSTCOMMS_RANK", "0"), ("RUSTCOMMS_WORLD_SIZE", "2"), ("RUSTCOMMS_STORE", "127.0.0.1:1")];
+    let said = boot::spawn(LIMIT, &[&place[..], &[("RUSTCOMMS_SECRET", "")]].concat()).said().remove(0);
+    assert!(said.starts_with("InvalidArgument") && said.contains("protects nothing"), "{said}");
+}

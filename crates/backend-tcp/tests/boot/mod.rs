@@ -16,6 +16,8 @@ pub const SHORT: Duration = Duration::from_millis(700);
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 const CHILD: &str = "RUSTCOMMS_BOOT_CHILD";
+/// Makes children talk to each of the others, both ends at the same moment.
+pub const PAIRS: &str = "RUSTCOMMS_BOOT_PAIRS";
 const TIMEOUT: &str = "RUSTCOMMS_BOOT_TIMEOUT";
 
 pub fn memory() -> Arc<dyn Store> {
@@ -150,6 +152,20 @@ impl Processes {
     }
 }
 
+/// Each pair of ranks exchanges something, both ends at the same moment.
+pub fn meet_everybody(c: &Communicator) {
+    let (me, n) = (c.rank(), c.size());
+    for k in 0..n {
+        let peer = (k + n - me) % n;
+        if peer == me {
+            continue;
+        }
+        let mut got = [usize::MAX as u64; 2];
+        c.sendrecv(&[me as u64, peer as u64], &mut got, peer, peer).unwrap();
+        assert_eq!(got, [peer as u64, me as u64]);
+    }
+}
+
 /// Joins the world of the environment, if this process is to; says `@OK sum` or `@` and the error.
 pub fn child() {
     if std::env::var_os(CHILD).is_none() {
@@ -165,6 +181,9 @@ pub fn child() {
     let o = CommOptions::new().bootstrap_timeout(timeout).timeout(LIMIT);
     match backend_tcp::connect(o) {
         Ok(c) => {
+            if std::env::var_os(PAIRS).is_some() {
+                meet_everybody(&c);
+            }
             println!("@OK {}", sum_of_ranks(&c));
             c.finalize(LIMIT).unwrap();
         }
