@@ -291,3 +291,121 @@ fn a_dropped_gathering_closes_its_port() {
         std::thread::sleep(Duration::from_millis(5));
     }
 }
+
+/// A peer played by the test: where it listens, and what it says.
+struct Puppet {
+    rank: usize,
+    listener: TcpListener,
+}
+
+impl Puppet {
+    fn new(rank: usize) -> (Self, Peer) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let peer = at(&[listener.local_addr().unwrap()], false);
+        (Self { rank, listener }, peer)
+    }
+
+    /// Takes a dial and reads its greeting.
+    fn take(&self, from: usize) -> TcpStream {
+        let mut s = self.listener.accept().unwrap().0;
+        s.set_read_timeout(Some(LIMIT)).unwrap();
+        let g = read_greeting(&mut s);
+        assert_eq!((g.from as usize, g.to as usize), (from, self.rank));
+        s
+    }
+
+    fn accept(&self, s: &mut TcpStream, to: usize) {
+        s.write_all(&Greeting { to: to as u32, code: 1, ..me(self.rank) }.encode()).unwrap();
+    }
+
+    /// Dials, and reads the answer's code.
+    fn dial(&self, to: SocketAddr, rank: usize) -> (TcpStream, u32) {
+        let mut s = TcpStream::connect(to).unwrap();
+        s.set_read_timeout(Some(LIMIT)).unwrap();
+        s.write_all(&Greeting { to: rank as u32, code: 1, ..me(self.rank) }.encode()).unwrap();
+        let code = read_greeting(&mut s).code;
+        (s, code)
+    }
+}
+
+fn read_greeting(s: &mut TcpStream) -> Greeting {
+    let mut b = [0; GREETING];
+    s.read_exact(&mut b).unwrap();
+    Greeting::decode(&b).unwrap()
+}
+
+/// Who is dialing a higher rank has that rank wait; who is dialing a lower one accepts that one's connection, and then
+/// keeps it even if its own is accepted, too.
+#[test]
+fn of_two_connections_that_cross_that_of_the_lower_rank_stays() {
+    let (a, at_a) = end(0, 2, None, LIMIT);
+    let (higher, peer) = Puppet::new(1);
+    a.learn(vec![(1, peer)]);
+    a.want([1]);
+    let mut own = higher.take(0);
+    let (mut theirs, code) = higher.dial(at_a, 0);
+    assert_eq!(code, 2);
+    assert_eq!(answer(&mut theirs), b"");
+    higher.accept(&mut own, 0);
+    assert!(a.wait(&[1], Instant::now() + LIMIT).unwrap());
+    assert_eq!(a.take()[&1].peer_addr().unwrap(), own.local_addr().unwrap());
+
+    let (b, at_b) = end(1, 2, None, LIMIT);
+    let (lower, peer) = Puppet::new(0);
+    b.learn(vec![(0, peer)]);
+    b.want([0]);
+    let mut own = lower.take(1);
+    let (mut theirs, code) = lower.dial(at_b, 1);
+    assert_eq!(code, 1);
+    lower.accept(&mut own, 1);
+    assert_eq!(answer(&mut own), b"", "it has taken its own connection");
+    assert!(!b.wait(&[0], Instant::now() + Duration::from_millis(50)).unwrap());
+    theirs.write_all(&[crate::wire::CONFIRM]).unwrap();
+    assert!(b.wait(&[0], Instant::now() + LIMIT).unwrap());
+    assert_eq!(b.take()[&0].peer_addr().unwrap(), theirs.local_addr().unwrap());
+}
+
+/// A peer whose connection was accepted does not confirm it, but accepts this rank's, which is the lower one.
+#[test]
+fn a_reservation_gives_way_to_the_lower_ranks_own_connection() {
+    let (a, at_a) = end(0, 2, None, LIMIT);
+    let (higher, peer) = Puppet::new(1);
+    let (mut theirs, code) = higher.dial(at_a, 0);
+    assert_eq!(code, 1);
+    a.learn(vec![(1, peer)]);
+    a.want([1]);
+    let mut own = higher.take(0);
+    higher.accept(&mut own, 0);
+    let mut confirmed = [0];
+    own.read_exact(&mut confirmed).unwrap();
+    assert_eq!(confirmed, [crate::wire::CONFIRM]);
+    assert_eq!(answer(&mut theirs), b"");
+    assert!(a.wait(&[1], Instant::now() + LIMIT).unwrap());
+    assert_eq!(a.take()[&1].peer_addr().unwrap(), own.local_addr().unwrap());
+}
+
+/// A peer that says `Busy`, `Linked`, nonsense or nothing is dialed again, until it accepts.
+#[test]
+fn who_is_put_off_tries_again() {
+    let (b, _) = end(1, 2, None, LIMIT);
+    let (lower, peer) = Puppet::new(0);
+    b.learn(vec![(0, peer)]);
+    b.want([0]);
+    for code in [2, 3, 77] {
+        let mut s = lower.take(1);
+        s.write_all(&Greeting { to: 1, code, ..me(0) }.encode()).unwrap();
+        assert_eq!(answer(&mut s), b"");
+    }
+    for other in [Greeting { nonce: 1, ..me(0) }, Greeting { key: 1, ..me(0) }, me(1), me(7)] {
+        let mut s = lower.take(1);
+        s.write_all(&Greeting { to: 1, code: 1, ..other }.encode()).unwrap();
+        assert_eq!(answer(&mut s), b"");
+    }
+    drop(lower.take(1));
+    let mut s = lower.take(1);
+    s.write_all(&[0; GREETING]).unwrap();
+    assert_eq!(answer(&mut s), b"");
+    let mut s = lower.take(1);
+    lower.accept(&mut s, 1);
+    assert!(b.wait(&[0], Instant::now() + LIMIT).unwrap());
+}
