@@ -92,7 +92,7 @@ impl Seeker {
         let rendezvous = Rendezvous {
             store: opened.store,
             store_name: opened.name,
-            scope: format!("rustcomms/{}/{}", self.place.run, options.effective_name()),
+            scope: format!("rustcomms/{}/{}", opened.run, options.effective_name()),
             settings: Settings {
                 stamp: Stamp { protocol: u32::from(PROTOCOL), rank, host: host.name.clone() },
                 size,
@@ -193,9 +193,17 @@ impl World {
                 "all ranks came, but {me} has no connection to {}; check firewalls and interfaces",
                 why.join(", ")
             ),
-            arrived: self.near.values().filter(|c| !missing.contains(&c.rank)).map(name).chain([me]).collect(),
+            arrived: self.arrived(&missing),
             missing,
         })
+    }
+
+    /// Those whose cards are known, and this rank, without `missing`.
+    fn arrived(&self, missing: &[usize]) -> Vec<String> {
+        let mut cards: Vec<&Card> = self.near.values().chain([&self.rendezvous.card]).collect();
+        cards.retain(|c| !missing.contains(&c.rank));
+        cards.sort_unstable_by_key(|c| c.rank);
+        cards.into_iter().map(name).collect()
     }
 
     fn learn<'a>(&self, cards: impl Iterator<Item = &'a Card>) {
@@ -241,7 +249,7 @@ impl World {
             who.join(", "),
             e.brief()
         );
-        let arrived = self.near.values().filter(|c| !missing.contains(&c.rank)).map(name).collect();
+        let arrived = self.arrived(&missing);
         Error::new(ErrorKind::Bootstrap { what, arrived, missing })
     }
 }

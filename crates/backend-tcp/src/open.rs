@@ -23,6 +23,8 @@ pub(crate) struct Opened {
     pub(crate) name: String,
     /// Its address, if it has one: an address of this host toward it is one that other ranks can reach.
     pub(crate) toward: Option<SocketAddr>,
+    /// The name of this run, under which it has its keys there.
+    pub(crate) run: String,
 }
 
 /// Servers that rank 0 hosts, kept for the life of the process: later communicators meet there too.
@@ -44,7 +46,7 @@ pub(crate) fn open_store(
     until: Instant,
 ) -> Result<Opened> {
     if let Some(s) = &options.store {
-        return Ok(Opened { store: Arc::clone(s), name: "the store".into(), toward: None });
+        return Ok(Opened { store: Arc::clone(s), name: "the store".into(), toward: None, run: place.run.clone() });
     }
     // What is missing under a launcher it says itself.
     if place.method != "single" {
@@ -81,7 +83,7 @@ pub(crate) fn open_store(
     })?;
     let toward = store.peer_addr();
     let store = Arc::new(store.with_timeout(left.max(Duration::from_secs(1))));
-    Ok(Opened { store, name: format!("the store at {addr}"), toward })
+    Ok(Opened { store, name: format!("the store at {addr}"), toward, run: place.run.clone() })
 }
 
 fn connect(addr: &str, timeout: Duration, secret: Option<&Secret>) -> Result<TcpStore> {

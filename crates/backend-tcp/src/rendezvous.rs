@@ -207,7 +207,12 @@ impl Rendezvous {
         let error = self.roll_call(key).map_or_else(
             |e| e,
             |(arrived, missing)| {
-                let why = if missing.is_empty() { "not all ranks were ready" } else { "not all ranks came" };
+                // It is counted after it has put its card there.
+                let why = if missing.is_empty() {
+                    "one of the ranks, all of which came, was not counted"
+                } else {
+                    "not all ranks came"
+                };
                 let what = format!(
                     "{} gave up waiting after {:.1?}: {why} in time; start the ranks closer together, or raise the \
                      bootstrap timeout",

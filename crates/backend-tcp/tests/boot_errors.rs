@@ -212,6 +212,34 @@ fn a_rank_that_is_killed_while_it_waits() {
     }
 }
 
+/// A rank is killed a little sooner or later after it has come: the others get an error that names it, in time, or had
+/// everything already.
+#[test]
+fn a_rank_that_is_killed_at_any_moment() {
+    for round in 0..10u64 {
+        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let (store, timeout, victim) = (server.local_addr().to_string(), Duration::from_secs(3), round as usize % 4);
+        let rank = |r: usize| {
+            let place = [("RUSTCOMMS_RANK", ["0", "1", "2", "3"][r]), ("RUSTCOMMS_WORLD_SIZE", "4")];
+            let more = [
+                ("RUSTCOMMS_STORE", store.as_str()),
+                ("RUSTCOMMS_CONNECT", ["auto", "ring"][(round / 4 % 2) as usize]),
+            ];
+            spawn(timeout, &[&place[..], &more, &[("RUSTCOMMS_RUN_ID", "x")]].concat())
+        };
+        let mut ranks = (0..4).map(rank).reduce(boot::Processes::and).unwrap();
+        let client = TcpStore::connect(&store, LIMIT).unwrap();
+        client.wait(&[&format!("rustcomms/x/world/1/{victim}")], LIMIT).unwrap();
+        std::thread::sleep(Duration::from_micros(round * 700));
+        ranks.kill(victim);
+        for (r, said) in ranks.said().iter().enumerate().filter(|(r, _)| *r != victim) {
+            let named = said.contains(&format!("rank {victim}"));
+            let error = (said.starts_with("Bootstrap") || said.starts_with("LOST")) && named;
+            assert!(said == "OK 6" || error, "round {round}, victim {victim}, rank {r}: {said}");
+        }
+    }
+}
+
 #[test]
 fn a_store_that_goes_away() {
     for ranks in [&[(0, 3)][..], &[(0, 3), (2, 3)]] {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use boot::{LIMIT, SHORT, all, bootstrap, memory, options, use_up, world};
 use comm_core::{Communicator, Result, Store};
-use comm_store::{TcpStore, TcpStoreServer};
+use comm_store::{FileStore, TcpStore, TcpStoreServer};
 
 fn made(name: &str, store: &Arc<dyn Store>, n: usize) -> Vec<Communicator> {
     let (name, store) = (name.to_owned(), Arc::clone(store));
@@ -18,7 +18,9 @@ fn made(name: &str, store: &Arc<dyn Store>, n: usize) -> Vec<Communicator> {
 fn one_after_another() {
     let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let tcp: Arc<dyn Store> = Arc::new(TcpStore::connect(server.local_addr(), LIMIT).unwrap());
-    for store in [memory(), tcp] {
+    let dir = tempfile::tempdir().unwrap();
+    let file: Arc<dyn Store> = Arc::new(FileStore::open(dir.path(), "x").unwrap());
+    for store in [memory(), tcp, file] {
         // Each rank makes them in its own time, without waiting for the others.
         let store = Arc::clone(&store);
         let sums = all(0..3, move |r| {
