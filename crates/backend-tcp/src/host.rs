@@ -19,7 +19,6 @@ impl Host {
         Self { id: identity(&name, boot.trim(), &net), name }
     }
 
-    #[allow(dead_code, reason = "bootstrap compares ids so far")]
     /// Whether both are one host, in one network namespace: containers on one machine are not.
     pub(crate) fn same(&self, other: &Self) -> bool {
         self.id == other.id

@@ -15,17 +15,24 @@
 //! # }
 //! ```
 
-#[allow(dead_code, unused_imports, reason = "bootstrap publishes a single address so far")]
 mod address;
 mod bootstrap;
-mod handshake;
+mod connector;
 mod host;
+mod open;
+mod records;
+mod rendezvous;
+mod wire;
 
+use std::net::TcpStream;
 use std::sync::Arc;
 
-use collectives::{MeshBackend, MeshOptions};
+use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
-use comm_transport::{Connect, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
+use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
+
+use self::bootstrap::{Seeker, World, in_bootstrap};
+use self::host::Host;
 
 /// Memory that unrequested data of all peers together may take in one communicator, roughly.
 const HELD: u64 = 64 << 20;
@@ -48,49 +55,91 @@ pub fn register() {
 /// Rank, size and store come from the options where they are set, else from `RUSTCOMMS_*`, else from
 /// torchrun's variables; without any the world has one rank.
 ///
+/// Ranks meet by the communicator's name and the order in which each has created communicators of that name. When the
+/// attempt fails, all ranks learn why at once; those that call again meet again.
+///
 /// # Errors
 ///
 /// `InvalidArgument` for incomplete or contradictory settings; `Bootstrap` when not all ranks come
-/// within the bootstrap timeout, listing who came and who did not; `VersionSkew` when a rank speaks
-/// another protocol.
+/// within the bootstrap timeout, listing who came and who did not, when they disagree on settings or the store goes
+/// away, or when they cannot connect to each other within the same time, or at least 5 s (at most the bootstrap timeout)
+/// after the last has come; `VersionSkew` when a rank speaks another protocol; `Corrupt` for what ranks did not write.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
     let mesh = MeshOptions::of(&options)?;
-    let world = bootstrap::join(&options)?;
-    let (rank, size) = (world.rank, world.size);
-    let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(size);
-    for s in world.sockets {
+    let seeker = Seeker::identify(&options)?;
+    let (rank, size) = (seeker.rank, seeker.size);
+    let backend = if size == 1 {
+        let endpoint = endpoint(&options, rank, vec![None], None, mesh.connect)?;
+        let spec = spec(&options, &Seeker::lonely_key(&options), size);
+        MeshBackend::new(endpoint, spec, info(rank, &[Host::this()]), mesh)?
+    } else {
+        let joined = seeker.meet(&options, mesh.connect).and_then(|world| join(&options, world, (rank, size), mesh));
+        joined.map_err(|e| in_bootstrap(e, &options, rank, size))?
+    };
+    Communicator::from_backend(Arc::new(backend), Device::CPU, options.rank_and_size(rank, size))
+}
+
+/// Connects to a world whose ranks have all come.
+fn join(
+    options: &CommOptions,
+    mut world: World,
+    (rank, size): (usize, usize),
+    mesh: MeshOptions,
+) -> Result<MeshBackend> {
+    // The others are told before the connections are closed: who sees that asks for the reason.
+    let sockets = world.connect().map_err(|e| world.report(e))?;
+    let endpoint = endpoint(options, rank, sockets, Some(world.dialer()), mesh.connect);
+    let endpoint = endpoint.map_err(|e| world.report(e))?;
+    world.hand_over(&endpoint);
+    let spec = spec(options, world.key(), size);
+    MeshBackend::introduced(Arc::clone(&endpoint), spec, rank, mesh, |control| {
+        let hosts = world.introduce(control).map_err(|e| world.report(e))?;
+        let info = info(rank, &hosts);
+        endpoint.set_patience(patience(info.local_size));
+        Ok(info)
+    })
+}
+
+fn endpoint(
+    options: &CommOptions,
+    rank: usize,
+    sockets: Vec<Option<TcpStream>>,
+    dialer: Option<Arc<dyn Dialer>>,
+    connect: Connect,
+) -> Result<Arc<Endpoint>> {
+    let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(sockets.len());
+    for s in sockets {
         links.push(match s {
             None => None,
             Some(s) => Some(Box::new(SocketLink::new(s).map_err(|e| Error::io("preparing a connection", &e))?)),
         });
     }
-    let mut info = BackendInfo::new("tcp", rank, size);
+    let (checksum, clock) = (options.checksum, Arc::clone(&options.clock));
+    // Until it is known who else is on this host.
+    let patience = patience(links.len());
+    Endpoint::new(rank, links, EndpointOptions { checksum, patience, clock, dialer, connect })
+}
+
+fn patience(local_size: usize) -> Patience {
+    Patience::fitting(local_size, std::thread::available_parallelism().map_or(1, std::num::NonZero::get))
+}
+
+fn info(rank: usize, hosts: &[Host]) -> BackendInfo {
+    let mut info = BackendInfo::new("tcp", rank, hosts.len());
     info.transport = "sockets".into();
-    info.local_rank = world.hosts[..rank].iter().filter(|h| **h == world.hosts[rank]).count();
-    info.local_size = world.hosts.iter().filter(|h| **h == world.hosts[rank]).count();
-    info.hosts = world.hosts.iter().map(|h| h.name.clone()).collect();
-    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let patience = Patience::fitting(info.local_size, cores);
-    let endpoint = Endpoint::new(
-        rank,
-        links,
-        EndpointOptions {
-            checksum: options.checksum,
-            patience,
-            clock: Arc::clone(&options.clock),
-            dialer: None,
-            connect: Connect::Auto,
-        },
-    )?;
-    let name = options.effective_name();
-    let spec = GroupSpec {
-        id: Fnv::hash(world.key.as_bytes()),
+    info.hints = MESH_HINTS;
+    info.local_rank = hosts[..rank].iter().filter(|h| h.same(&hosts[rank])).count();
+    info.local_size = hosts.iter().filter(|h| h.same(&hosts[rank])).count();
+    info.hosts = hosts.iter().map(|h| h.name.clone()).collect();
+    info
+}
+
+fn spec(options: &CommOptions, key: &str, size: usize) -> GroupSpec {
+    GroupSpec {
+        id: Fnv::hash(key.as_bytes()),
         generation: 0,
-        name: name.into(),
+        name: options.effective_name().into(),
         members: (0..size).collect(),
         window: (HELD / size as u64).clamp(512 << 10, 4 << 20),
-    };
-    let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
-    let options = options.rank_and_size(rank, size);
-    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+    }
 }

@@ -1,17 +1,14 @@
-//! Names, listeners and connections on addresses of which some may be dead.
+//! Names, and listeners.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::time::{Duration, Instant};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
+use std::time::Duration;
 
 use comm_core::{Error, Result};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
 use super::filter::LOOPBACKS;
 
-/// How long an attempt is alone before the next address is tried beside it, as RFC 8305 recommends.
-const HEAD_START: Duration = Duration::from_millis(250);
 /// Connections that the kernel keeps for a listener until it accepts them.
 const BACKLOG: i32 = 4096;
 
@@ -57,6 +54,10 @@ fn is_localhost(name: &str) -> bool {
 ///
 /// `Io`, as when the port is in use.
 pub(crate) fn listen(ip: IpAddr, port: u16) -> Result<TcpListener> {
+    open(ip, port).map_err(|e| Error::io(format!("listening on {}", SocketAddr::new(ip, port)), &e))
+}
+
+fn open(ip: IpAddr, port: u16) -> io::Result<TcpListener> {
     let open = |ip: IpAddr| -> io::Result<TcpListener> {
         let addr = SocketAddr::new(ip, port);
         let s = Socket::new(Domain::for_address(addr), Type::STREAM, Some(Protocol::TCP))?;
@@ -69,24 +70,24 @@ pub(crate) fn listen(ip: IpAddr, port: u16) -> Result<TcpListener> {
         s.listen(BACKLOG)?;
         Ok(s.into())
     };
-    let opened = match open(ip) {
+    match open(ip) {
         Err(e) if ip == IpAddr::V6(Ipv6Addr::UNSPECIFIED) && e.kind() != io::ErrorKind::AddrInUse => {
             open(IpAddr::V4(Ipv4Addr::UNSPECIFIED))
         }
         opened => opened,
-    };
-    opened.map_err(|e| Error::io(format!("listening on {}", SocketAddr::new(ip, port)), &e))
+    }
 }
 
-/// Opens the port of the store at `addr` (`host:port`, as the ranks are told it), for the rank that hosts it.
+/// Opens the port of the store at `addr` (`host:port`, as the ranks are told it), for the rank that hosts it; or says
+/// what the system has against it, as when the port is in use.
 ///
 /// # Errors
 ///
-/// `InvalidArgument` for what is no such address, `Io` as when the port is in use.
-pub(crate) fn listen_for_store(addr: &str) -> Result<TcpListener> {
+/// `InvalidArgument` for what is no such address.
+pub(crate) fn listen_for_store(addr: &str) -> Result<io::Result<TcpListener>> {
     let split = addr.rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
     match split {
-        Some((host, port)) if !host.is_empty() => listen(bind_address_for_store(host), port),
+        Some((host, port)) if !host.is_empty() => Ok(open(bind_address_for_store(host), port)),
         _ => Err(Error::invalid(format!("the store's address must be host:port, not '{addr}'"))),
     }
 }
@@ -103,213 +104,11 @@ pub(crate) fn source_toward(to: SocketAddr) -> Option<(IpAddr, u32)> {
     (!ip.is_unspecified()).then_some((ip, scope))
 }
 
-/// One round over the addresses of a peer: each gets a short head start before the next is tried beside it, so a dead
-/// one costs little. Connections come out as they are made; who finds that it has reached somebody else asks for the
-/// next one. Attempts that are left over end when this is dropped.
-#[derive(Debug)]
-pub(crate) struct Dial {
-    /// Not yet tried, the best one last.
-    waiting: Vec<SocketAddr>,
-    trying: Vec<(SocketAddr, Socket)>,
-    /// When the next one may start.
-    next_start: Instant,
-    failed: Vec<(SocketAddr, String)>,
-}
-
-impl Dial {
-    /// A round over `addrs`, best first.
-    pub(crate) fn new(addrs: &[SocketAddr]) -> Self {
-        let waiting = addrs.iter().rev().copied().collect();
-        Self { waiting, trying: Vec::new(), next_start: Instant::now(), failed: Vec::new() }
-    }
-
-    /// The next connection: blocking, without delay of small segments. `None` when no address is left, or `until` has
-    /// come; [`failures`](Self::failures) says why.
-    ///
-    /// # Errors
-    ///
-    /// `Io` when the system has no sockets left or cannot wait.
-    pub(crate) fn next(&mut self, until: Instant) -> Result<Option<(SocketAddr, TcpStream)>> {
-        loop {
-            if self.trying.is_empty() && self.waiting.is_empty() {
-                return Ok(None);
-            }
-            let now = Instant::now();
-            if now >= until {
-                for (a, _) in self.trying.drain(..) {
-                    self.failed.push((a, "no answer in time".into()));
-                }
-                return Ok(None);
-            }
-            if (self.trying.is_empty() || now >= self.next_start)
-                && let Some(a) = self.waiting.pop()
-            {
-                self.next_start = now + HEAD_START;
-                match start(a) {
-                    Ok(s) => self.trying.push((a, s)),
-                    Err(e) if matches!(e.raw_os_error(), Some(code) if is_exhausted(code)) => {
-                        return Err(Error::io("opening a connection", &e));
-                    }
-                    Err(e) => self.failed.push((a, e.to_string())),
-                }
-                continue;
-            }
-            let wake = if self.waiting.is_empty() { until } else { until.min(self.next_start) };
-            if let Some(done) = self.wait(wake.saturating_duration_since(now))? {
-                return Ok(Some(done));
-            }
-        }
-    }
-
-    /// Waits until an attempt succeeds; failed ones make way for the next at once.
-    fn wait(&mut self, timeout: Duration) -> Result<Option<(SocketAddr, TcpStream)>> {
-        let mut fds: Vec<PollFd<'_>> = self.trying.iter().map(|(_, s)| PollFd::new(s, PollFlags::OUT)).collect();
-        // Rounded up, so that the last fraction of a millisecond does not become a busy loop.
-        let timeout = timeout + Duration::from_millis(1);
-        let spec =
-            Timespec { tv_sec: timeout.as_secs().min(86_400).cast_signed(), tv_nsec: timeout.subsec_nanos().into() };
-        match poll(&mut fds, Some(&spec)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(Error::io("waiting for connections", &e.into())),
-        }
-        let ready: Vec<bool> = fds.iter().map(|f| !f.revents().is_empty()).collect();
-        for at in (0..ready.len()).filter(|at| ready[*at]) {
-            let outcome = match self.trying[at].1.take_error() {
-                Ok(None) => finish(&self.trying[at].1),
-                Ok(Some(e)) | Err(e) => Err(e),
-            };
-            match outcome {
-                Ok(()) => {
-                    let (a, s) = self.trying.remove(at);
-                    return Ok(Some((a, s.into())));
-                }
-                Err(e) => {
-                    self.failed.push((self.trying[at].0, e.to_string()));
-                    self.next_start = Instant::now();
-                }
-            }
-        }
-        // The order of those that are left is theirs in which they started.
-        let failed = &self.failed;
-        self.trying.retain(|(a, _)| !failed.iter().any(|(f, _)| f == a));
-        Ok(None)
-    }
-
-    /// What failed and why: `10.0.0.1:4000: Connection refused (os error 111); …`, a few of many.
-    pub(crate) fn failures(&self) -> String {
-        const SHOWN: usize = 6;
-        let mut text: Vec<String> = self.failed.iter().take(SHOWN).map(|(a, why)| format!("{a}: {why}")).collect();
-        if self.failed.len() > SHOWN {
-            text.push(format!("and {} more", self.failed.len() - SHOWN));
-        }
-        if text.is_empty() {
-            text.push("no address to try".into());
-        }
-        text.join("; ")
-    }
-}
-
-/// EMFILE, ENFILE, ENOBUFS and ENOMEM: no other address would do better.
-fn is_exhausted(code: i32) -> bool {
-    use rustix::io::Errno;
-    [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM].iter().any(|e| e.raw_os_error() == code)
-}
-
-fn start(a: SocketAddr) -> io::Result<Socket> {
-    let s = Socket::new(Domain::for_address(a), Type::STREAM, Some(Protocol::TCP))?;
-    s.set_nonblocking(true)?;
-    match s.connect(&SockAddr::from(a)) {
-        Ok(()) => Ok(s),
-        Err(e) if e.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => Ok(s),
-        Err(e) => Err(e),
-    }
-}
-
-fn finish(s: &Socket) -> io::Result<()> {
-    let (own, peer) = (s.local_addr()?.as_socket(), s.peer_addr()?.as_socket());
-    // While nobody listens on a local port, connecting to it can meet itself.
-    if own == peer {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
-    s.set_nonblocking(false)?;
-    s.set_tcp_nodelay(true)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use comm_core::ErrorKind;
-    use std::io::{Read, Write};
-
-    /// A port on which nobody listens and nobody will: it is bound.
-    fn dead() -> (Socket, SocketAddr) {
-        let s = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        s.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-        let a = s.local_addr().unwrap().as_socket().unwrap();
-        (s, a)
-    }
-
-    fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(20)
-    }
-
-    #[test]
-    fn the_best_that_lives_comes_first_then_the_others() {
-        let live: Vec<TcpListener> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let [a, b] = [0, 1].map(|i: usize| live[i].local_addr().unwrap());
-        let (_held, d) = dead();
-        let mut round = Dial::new(&[d, a, b]);
-        let (at, mut s) = round.next(soon()).unwrap().unwrap();
-        assert_eq!(at, a);
-        // It blocks, as what std returns does.
-        let mut peer = live[0].accept().unwrap().0;
-        let echo = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(50));
-            peer.write_all(b"x").unwrap();
-        });
-        s.read_exact(&mut [0; 1]).unwrap();
-        echo.join().unwrap();
-        // The first turned out to be somebody else.
-        assert_eq!(round.next(soon()).unwrap().unwrap().0, b);
-        assert!(round.next(soon()).unwrap().is_none());
-        assert!(round.failures().contains(&format!("{d}: Connection refused")), "{}", round.failures());
-    }
-
-    /// A listener whose queue is full swallows what comes, like a host that is not there.
-    #[test]
-    fn a_silent_address_does_not_hold_up_the_next() {
-        let s = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
-        s.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
-        s.listen(0).unwrap();
-        let silent = s.local_addr().unwrap().as_socket().unwrap();
-        let _fill: Vec<_> = (0..3).filter_map(|_| start(silent).ok()).collect();
-        let live = TcpListener::bind("127.0.0.1:0").unwrap();
-        let a = live.local_addr().unwrap();
-        let until = Instant::now() + Duration::from_secs(60);
-        assert_eq!(Dial::new(&[silent, a]).next(until).unwrap().unwrap().0, a);
-        // The silent one would have taken all of its time.
-        assert!(Instant::now() < until);
-        let mut alone = Dial::new(&[silent]);
-        assert!(alone.next(Instant::now() + Duration::from_millis(100)).unwrap().is_none());
-        assert!(alone.failures().contains("no answer in time"), "{}", alone.failures());
-    }
-
-    #[test]
-    fn no_address_is_said() {
-        let mut none = Dial::new(&[]);
-        assert!(none.next(soon()).unwrap().is_none());
-        assert_eq!(none.failures(), "no address to try");
-    }
-
-    #[test]
-    fn failures_of_very_many_addresses_are_a_short_text() {
-        let (_held, d) = dead();
-        let many: Vec<SocketAddr> =
-            (1..=100).map(|i| SocketAddr::new(Ipv4Addr::new(127, 0, 1, i).into(), d.port())).collect();
-        let mut round = Dial::new(&many);
-        assert!(round.next(soon()).unwrap().is_none());
-        assert!(round.failures().ends_with("and 94 more"), "{}", round.failures());
-    }
+    use std::net::TcpStream;
 
     #[test]
     fn only_loopback_is_bound_to_loopback() {
@@ -351,7 +150,7 @@ mod tests {
     #[test]
     fn the_store_of_an_address() {
         for (addr, want) in [("127.0.0.1:0", "127.0.0.1"), ("localhost:0", "127.0.0.1"), ("10.77.0.1:0", "::")] {
-            let l = listen_for_store(addr).unwrap();
+            let l = listen_for_store(addr).unwrap().unwrap();
             let ip = l.local_addr().unwrap().ip();
             assert!(ip == want.parse::<IpAddr>().unwrap() || ip.is_unspecified() && want == "::", "{addr}: {ip}");
         }

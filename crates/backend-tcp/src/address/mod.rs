@@ -15,7 +15,7 @@ use comm_core::{Error, Result};
 use serde::de::{Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use dial::{Dial, listen, listen_for_store};
+pub(crate) use dial::{listen, listen_for_store};
 pub(crate) use filter::InterfaceFilter;
 use filter::{LOOPBACKS, Network, is_link_local};
 

@@ -111,10 +111,34 @@ impl MeshBackend {
     ///
     /// `InvalidArgument` for a forced algorithm that does not exist; else as [`Endpoint::create_group`].
     pub fn new(endpoint: Arc<Endpoint>, spec: GroupSpec, info: BackendInfo, options: MeshOptions) -> Result<Self> {
+        let rank = info.rank;
+        Self::introduced(endpoint, spec, rank, options, |_| Ok(info))
+    }
+
+    /// As [`new`](Self::new), for members that have to tell each other something before they know what the backend is:
+    /// `info` gets the new group's control plane. When it fails, the group is closed.
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new), and those of `info`.
+    pub fn introduced(
+        endpoint: Arc<Endpoint>,
+        spec: GroupSpec,
+        rank: usize,
+        options: MeshOptions,
+        info: impl FnOnce(&MeshControl) -> Result<BackendInfo>,
+    ) -> Result<Self> {
         options.check()?;
         let group = endpoint.create_group(spec.clone())?;
-        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, info.rank, spec.clone()));
-        Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() })
+        let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, rank, spec.clone()));
+        match info(&control) {
+            Ok(info) => Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() }),
+            Err(e) => {
+                endpoint.close(group);
+                endpoint.forget(group);
+                Err(e)
+            }
+        }
     }
 
     /// The endpoint, for tests and metrics.

@@ -1,0 +1,379 @@
+//! What the connector does for one world.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::ErrorKind as IoKind;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use comm_core::Secret;
+use comm_transport::{Endpoint, SocketLink};
+
+use super::dial::{Caller, Dial, Progress};
+use super::guest::{Guest, Said};
+use super::stream::Stream;
+use super::{Lobby, Peer};
+use crate::wire::{CONFIRM, Greeting, Outcome};
+
+/// Connections that may be in their handshake beyond those that are expected.
+const STRANGERS: usize = 64;
+/// How long nobody is accepted after an error that another attempt would meet again, such as no descriptor left.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+/// How long a dial on demand goes on.
+const ON_DEMAND: Duration = Duration::from_secs(10);
+/// Connections that are accepted in one go.
+const BATCH: usize = 64;
+/// Dropped strangers that the log tells of.
+const TOLD: u32 = 20;
+
+/// What the connector needs to know of a world.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    /// This rank's greeting, without addressee.
+    pub(crate) me: Greeting,
+    pub(crate) size: usize,
+    pub(crate) secret: Option<Secret>,
+    pub(crate) listener: TcpListener,
+    /// Until when ranks may connect before the endpoint exists.
+    pub(crate) until: Instant,
+}
+
+/// A descriptor of a world.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    Listener,
+    Guest(u64),
+    Attempt(usize, u32),
+}
+
+/// What has come of a peer.
+enum News {
+    Linked(usize, TcpStream),
+    Unreachable(usize, String),
+}
+
+pub(super) struct World {
+    pub(super) id: u64,
+    setup: Setup,
+    lobby: Arc<Lobby>,
+    peers: Vec<Option<Peer>>,
+    linked: Vec<bool>,
+    guests: Vec<Guest>,
+    dials: BTreeMap<usize, Dial>,
+    /// Peers that are wanted, and whose addresses are not known yet.
+    wanted: BTreeSet<usize>,
+    endpoint: Option<Weak<Endpoint>>,
+    accept_after: Option<Instant>,
+    attempts: u32,
+    serial: u64,
+    told: u32,
+    news: Vec<News>,
+}
+
+impl World {
+    pub(super) fn new(id: u64, setup: Setup, lobby: Arc<Lobby>) -> Self {
+        let size = setup.size;
+        Self {
+            id,
+            setup,
+            lobby,
+            peers: vec![None; size],
+            linked: vec![false; size],
+            guests: Vec::new(),
+            dials: BTreeMap::new(),
+            wanted: BTreeSet::new(),
+            endpoint: None,
+            accept_after: None,
+            attempts: 0,
+            serial: 0,
+            told: 0,
+            news: Vec::new(),
+        }
+    }
+
+    fn rank(&self) -> usize {
+        self.setup.me.from as usize
+    }
+
+    /// Whether somebody still uses the world.
+    pub(super) fn is_alive(&self) -> bool {
+        self.endpoint.as_ref().is_none_or(|e| e.strong_count() > 0)
+    }
+
+    /// Wants a connection to `peer`.
+    pub(super) fn want(&mut self, peer: usize) {
+        if peer == self.rank() || self.linked.get(peer) != Some(&false) || self.dials.contains_key(&peer) {
+            return;
+        }
+        let Some(to) = &self.peers[peer] else {
+            self.wanted.insert(peer);
+            return;
+        };
+        let until = if self.endpoint.is_some() { Instant::now() + ON_DEMAND } else { self.setup.until };
+        let mut dial = Dial::new(peer, to.clone(), until);
+        if self.reservation(peer).is_some() {
+            // It is about to come.
+            dial.give_way();
+        }
+        self.dials.insert(peer, dial);
+    }
+
+    /// Learns where peers are.
+    pub(super) fn learn(&mut self, peers: &[(usize, Peer)]) {
+        for (p, peer) in peers {
+            if let Some(slot) = self.peers.get_mut(*p) {
+                *slot = Some(peer.clone());
+                if self.wanted.remove(p) {
+                    self.want(*p);
+                }
+            }
+        }
+    }
+
+    /// From now on connections go to the endpoint; those that nobody has taken in the lobby, too.
+    pub(super) fn hand_over(&mut self, endpoint: Weak<Endpoint>) {
+        self.endpoint = Some(endpoint);
+        let left = std::mem::take(&mut self.lobby.state.lock().finished);
+        self.news.extend(left.into_iter().map(|(p, s)| News::Linked(p, s)));
+    }
+
+    /// Passes on what has happened. Called without any lock held: the endpoint takes its own.
+    pub(super) fn deliver(&mut self) {
+        if self.endpoint.is_none() && !self.dials.is_empty() {
+            let mut lobby = self.lobby.state.lock();
+            lobby.trouble.extend(self.dials.iter().map(|(p, d)| (*p, d.trouble())));
+        }
+        if self.news.is_empty() {
+            return;
+        }
+        let news = std::mem::take(&mut self.news);
+        let Some(endpoint) = &self.endpoint else {
+            let mut lobby = self.lobby.state.lock();
+            for n in news {
+                match n {
+                    News::Linked(p, s) => drop(lobby.finished.insert(p, s)),
+                    News::Unreachable(p, why) => drop(lobby.failed.insert(p, why)),
+                }
+            }
+            self.lobby.changed.notify_all();
+            return;
+        };
+        let Some(endpoint) = endpoint.upgrade() else { return };
+        for n in news {
+            match n {
+                News::Linked(p, s) => {
+                    let attached = SocketLink::new(s)
+                        .map_err(|e| e.to_string())
+                        .and_then(|l| endpoint.attach(p, Box::new(l)).map_err(|e| e.brief()));
+                    if let Err(why) = attached {
+                        endpoint.unreachable(p, &why);
+                    }
+                }
+                News::Unreachable(p, why) => {
+                    tracing::warn!(rank = self.rank(), peer = p, why, "a rank cannot be reached");
+                    endpoint.unreachable(p, &why);
+                }
+            }
+        }
+    }
+
+    /// Descriptors to poll; those that wait to become writable say so.
+    pub(super) fn sources(&self) -> impl Iterator<Item = (BorrowedFd<'_>, Source, bool)> {
+        let listener = self.accept_after.is_none().then(|| (self.setup.listener.as_fd(), Source::Listener, false));
+        let guests = self.guests.iter().map(|g| (g.stream.as_fd(), Source::Guest(g.serial), false));
+        let dials = self
+            .dials
+            .iter()
+            .flat_map(|(p, d)| d.sockets().map(|(s, number, writes)| (s.as_fd(), Source::Attempt(*p, number), writes)));
+        listener.into_iter().chain(guests).chain(dials)
+    }
+
+    /// When [`tick`](Self::tick) has something to do at the latest.
+    pub(super) fn timer(&self) -> Option<Instant> {
+        let guests = self.guests.iter().filter(|g| g.reserved().is_none()).map(|g| g.until);
+        guests.chain(self.dials.values().map(Dial::timer)).chain(self.accept_after).min()
+    }
+
+    /// Looks at the time.
+    pub(super) fn tick(&mut self) {
+        let now = Instant::now();
+        if self.accept_after.is_some_and(|t| t <= now) {
+            self.accept_after = None;
+        }
+        while let Some(i) = self.guests.iter().position(|g| g.reserved().is_none() && g.until <= now) {
+            let g = self.guests.remove(i);
+            self.dismiss(&g, "it has not said who it is");
+        }
+        for peer in self.dials.keys().copied().collect::<Vec<_>>() {
+            let Some(dial) = self.dials.get_mut(&peer) else { continue };
+            let setup = &self.setup;
+            let mut caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+            let progress = dial.tick(&mut caller);
+            self.progressed(peer, progress);
+        }
+    }
+
+    /// A descriptor is ready.
+    pub(super) fn ready(&mut self, source: Source) {
+        match source {
+            Source::Listener => self.accept(),
+            Source::Guest(serial) => self.hear(serial),
+            Source::Attempt(peer, number) => {
+                let Some(dial) = self.dials.get_mut(&peer) else { return };
+                let setup = &self.setup;
+                let caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+                let progress = dial.ready(number, &caller);
+                self.progressed(peer, progress);
+            }
+        }
+    }
+
+    fn progressed(&mut self, peer: usize, progress: Progress) {
+        match progress {
+            Progress::Going => {}
+            Progress::Accepted(mut stream) => {
+                // The peer's own connection has been accepted here: that of the lower rank stays.
+                if self.reservation(peer).is_some() && peer < self.rank() {
+                    if let Some(d) = self.dials.get_mut(&peer) {
+                        d.give_way();
+                    }
+                    return;
+                }
+                match stream.write(&[CONFIRM]) {
+                    Ok(()) => self.link(peer, stream),
+                    Err(why) => {
+                        tracing::debug!(peer, why, "a connection broke before it was confirmed");
+                    }
+                }
+            }
+            Progress::Failed(why) => {
+                self.dials.remove(&peer);
+                self.news.push(News::Unreachable(peer, why));
+            }
+        }
+    }
+
+    /// The connection to `peer` is made.
+    fn link(&mut self, peer: usize, stream: Stream) {
+        self.linked[peer] = true;
+        self.dials.remove(&peer);
+        self.wanted.remove(&peer);
+        self.guests.retain(|g| g.reserved().is_none_or(|(p, _)| p != peer));
+        self.news.push(News::Linked(peer, stream.into_socket()));
+    }
+
+    fn reservation(&self, peer: usize) -> Option<usize> {
+        self.guests.iter().position(|g| g.reserved().is_some_and(|(p, _)| p == peer))
+    }
+
+    fn accept(&mut self) {
+        for _ in 0..BATCH {
+            match self.setup.listener.accept() {
+                Ok((stream, from)) => {
+                    let expected = self.linked.iter().filter(|l| !**l).count();
+                    let strangers = self.guests.iter().filter(|g| g.reserved().is_none()).count();
+                    if strangers >= expected + STRANGERS {
+                        // The oldest makes room.
+                        if let Some(i) = self.guests.iter().position(|g| g.reserved().is_none()) {
+                            let g = self.guests.remove(i);
+                            self.dismiss(&g, "too many connections that have not said who they are");
+                        }
+                    }
+                    // Small messages must not wait for each other.
+                    let ready = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true));
+                    if ready.is_ok() {
+                        self.serial += 1;
+                        let secret = self.setup.secret.as_ref();
+                        self.guests.push(Guest::new(self.serial, Stream::new(stream), from, secret));
+                        self.hear(self.serial);
+                    }
+                }
+                Err(e) if e.kind() == IoKind::WouldBlock => return,
+                Err(e) if matches!(e.kind(), IoKind::Interrupted | IoKind::ConnectionAborted) => {}
+                Err(e) => {
+                    tracing::warn!(error = %e, "the data port cannot accept connections");
+                    self.accept_after = Some(Instant::now() + AFTER_ERROR);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn dismiss(&mut self, g: &Guest, why: &str) {
+        self.told = self.told.saturating_add(1);
+        // Who floods the port must not flood the log.
+        if self.told <= TOLD {
+            tracing::warn!(from = %g.from, why, "connection to the data port dropped");
+        }
+    }
+
+    /// Listens to a guest.
+    fn hear(&mut self, serial: u64) {
+        loop {
+            let Some(i) = self.guests.iter().position(|g| g.serial == serial) else { return };
+            let said = self.guests[i].hear();
+            let outcome = match said {
+                Ok(Said::Nothing) => return,
+                Ok(Said::Confirmed(peer)) => {
+                    let g = self.guests.remove(i);
+                    return self.link(peer, g.stream);
+                }
+                Ok(Said::Greeting(g)) => self.judge(&g).map(|o| (o, g)),
+                // Peers that change their mind are no strangers.
+                Err(_) if self.guests[i].reserved().is_some() => {
+                    self.guests.remove(i);
+                    return;
+                }
+                Err(why) => Err(why),
+            };
+            let answered = outcome.and_then(|(o, g)| {
+                let answer = Greeting { to: g.from, code: o as u32, ..self.setup.me };
+                self.guests[i].stream.write(&answer.encode()).map(|()| (o, g))
+            });
+            match answered {
+                Ok((Outcome::Accepted, g)) => {
+                    let peer = g.from as usize;
+                    // The peer makes one connection at a time: it has given the earlier one up.
+                    self.guests.retain(|g| g.reserved().is_none_or(|(p, _)| p != peer));
+                    if let Some(guest) = self.guests.iter_mut().find(|g| g.serial == serial) {
+                        guest.reserve(peer, g.code);
+                    }
+                }
+                Ok(_) => {
+                    self.guests.remove(i);
+                    return;
+                }
+                Err(why) => {
+                    let g = self.guests.remove(i);
+                    return self.dismiss(&g, &why);
+                }
+            }
+        }
+    }
+
+    /// Decides about a connection; an error says why its maker does not belong here.
+    fn judge(&self, g: &Greeting) -> Result<Outcome, String> {
+        let me = &self.setup.me;
+        if (g.key, g.nonce) != (me.key, me.nonce) {
+            return Err("it belongs to another communicator".into());
+        }
+        let from = g.from as usize;
+        if g.to != me.from || from >= self.setup.size || from == self.rank() {
+            return Err(format!("it says it is rank {from} and looks for rank {}", g.to));
+        }
+        if self.linked[from] {
+            return Ok(Outcome::Linked);
+        }
+        if let Some((_, attempt)) = self.reservation(from).and_then(|i| self.guests[i].reserved())
+            && attempt >= g.code
+        {
+            return Err(format!("rank {from} has made a newer connection"));
+        }
+        // Of two connections that cross, that of the lower rank stays.
+        if from > self.rank() && self.dials.get(&from).is_some_and(Dial::contends) {
+            return Ok(Outcome::Busy);
+        }
+        Ok(Outcome::Accepted)
+    }
+}

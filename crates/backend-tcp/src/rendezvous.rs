@@ -1,0 +1,361 @@
+//! How ranks find each other: through a store, under keys `rustcomms/{run}/{name}/{generation}/…`.
+//!
+//! A generation is one attempt of all ranks to meet. Each rank puts the settings and its card there, counts itself, and
+//! waits for the verdict: `Go` by the rank that came last, or `Failed` by the first that gives up or finds something
+//! wrong, so that all learn at once why. A rank begins with the generation that is current and goes on to the next when
+//! it finds that this process takes part already (an earlier or concurrent communicator of the same name), that the
+//! generation is complete, or that it has failed and this rank has been told so. Ranks with different histories meet
+//! all the same, and after a failed attempt all who try again do.
+
+use std::collections::HashSet;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
+
+use comm_core::{Error, ErrorKind, Result, Store};
+use parking_lot::Mutex;
+
+use crate::records::{
+    Card, Failure, Settings, Stamp, Verdict, decode, decode_card, decode_stamp, encode, process, random,
+};
+
+/// How long a rank that gives up may take to find out who is there.
+const ROLL_CALL: Duration = Duration::from_secs(2);
+/// What no record consists of: comparing with it reads a key without waiting for it.
+const PROBE: &[u8] = b"?";
+
+/// One rank's part in the meeting.
+pub(crate) struct Rendezvous {
+    pub(crate) store: Arc<dyn Store>,
+    /// The store's name in errors.
+    pub(crate) store_name: String,
+    /// `rustcomms/{run}/{name}`.
+    pub(crate) scope: String,
+    pub(crate) settings: Settings,
+    pub(crate) card: Card,
+    pub(crate) began: Instant,
+    pub(crate) until: Instant,
+}
+
+/// A place among the ranks, all of which have come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Seat {
+    /// The generation's keys begin with this.
+    pub(crate) key: String,
+    /// A number that only those know who can read the store.
+    pub(crate) nonce: u64,
+}
+
+enum Step {
+    Seated(Seat),
+    /// The generation is not for this rank.
+    Next,
+}
+
+/// Failed attempts of which ranks of this process know.
+fn told() -> &'static Mutex<HashSet<(u64, usize)>> {
+    static TOLD: OnceLock<Mutex<HashSet<(u64, usize)>>> = OnceLock::new();
+    TOLD.get_or_init(Mutex::default)
+}
+
+fn bootstrap(what: String) -> Error {
+    Error::new(ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: Vec::new() })
+}
+
+fn verdict_key(key: &str) -> String {
+    format!("{key}/verdict")
+}
+
+fn failed_key(key: &str) -> String {
+    format!("{key}/failed")
+}
+
+impl Rendezvous {
+    fn rank(&self) -> usize {
+        self.card.rank
+    }
+
+    fn size(&self) -> usize {
+        self.settings.size
+    }
+
+    fn protocol(&self) -> u32 {
+        self.settings.stamp.protocol
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    fn who(&self) -> String {
+        self.settings.stamp.who()
+    }
+
+    /// Waits for all ranks.
+    pub(crate) fn meet(&self) -> Result<Seat> {
+        let current = format!("{}/current", self.scope);
+        let start = self.store.add(&current, 0).map_err(|e| self.uncountable(e, &current))?;
+        let mut g = start.max(1);
+        loop {
+            match self.attempt(&format!("{}/{g}", self.scope))? {
+                Step::Seated(seat) => {
+                    return Ok(seat);
+                }
+                Step::Next => g = g.saturating_add(1),
+            }
+            if self.left().is_zero() {
+                let what = format!("time was up before {} had found an attempt that all ranks can join", self.who());
+                return Err(bootstrap(what));
+            }
+        }
+    }
+
+    fn attempt(&self, key: &str) -> Result<Step> {
+        let mine = encode(&self.settings)?;
+        let there = self.set_once(&format!("{key}/settings"), &mine)?;
+        if there != mine
+            && let Some((failure, error)) = self.compare(&there)
+        {
+            return self.condemn(key, failure, error);
+        }
+
+        let mine = encode(&self.card)?;
+        let there = self.set_once(&format!("{key}/{}", self.rank()), &mine)?;
+        if there != mine {
+            let error = match decode_card(&there, self.rank()) {
+                Ok(other) if other.process == process() => return Ok(Step::Next),
+                Ok(other) => bootstrap(format!(
+                    "rank {} is there twice: pid {} on {} and pid {} on {}; every process needs its own rank",
+                    self.rank(),
+                    other.pid,
+                    other.host.name,
+                    self.card.pid,
+                    self.card.host.name
+                )),
+                Err(e) => e,
+            };
+            return self.condemn(key, self.failure(&error), error);
+        }
+
+        let arrived = format!("{key}/arrived");
+        let count = self.store.add(&arrived, 1).map_err(|e| self.uncountable(e, &arrived))?;
+        if usize::try_from(count) == Ok(self.size()) {
+            let verdict = Verdict::Go { nonce: random() };
+            let there = self.set_once(&verdict_key(key), &encode(&verdict)?)?;
+            let seat = self.obey(key, &there)?;
+            if matches!(seat, Step::Seated(_)) {
+                let next = key.rsplit_once('/').and_then(|(_, g)| g.parse::<i64>().ok()).unwrap_or(0).saturating_add(1);
+                // Only a place to begin at: without it, ranks look at more generations.
+                let _ = self.store.set(&format!("{}/current", self.scope), next.to_string().as_bytes());
+            }
+            return Ok(seat);
+        }
+        match self.store.get(&verdict_key(key), self.left()) {
+            Ok(there) => self.obey(key, &there),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => self.give_up(key),
+            Err(e) => Err(self.gone(&e, "waiting for ranks")),
+        }
+    }
+
+    /// Does what the verdict says.
+    fn obey(&self, key: &str, there: &[u8]) -> Result<Step> {
+        match decode(there, None, "the verdict in the store")? {
+            Verdict::Go { nonce } => Ok(Step::Seated(Seat { key: key.to_owned(), nonce })),
+            Verdict::Failed(f) if told().lock().insert((f.id, self.rank())) => Err(f.error(self.protocol())),
+            Verdict::Failed(_) => Ok(Step::Next),
+        }
+    }
+
+    /// Fails the generation with what this rank has found, unless it has ended already.
+    fn condemn(&self, key: &str, failure: Failure, error: Error) -> Result<Step> {
+        let id = failure.id;
+        let there = self.set_once(&verdict_key(key), &encode(&Verdict::Failed(failure))?)?;
+        match decode(&there, None, "the verdict in the store")? {
+            Verdict::Failed(f) if f.id == id => {
+                told().lock().insert((id, self.rank()));
+                Err(error)
+            }
+            // It has come about without this rank, which belongs to a later one.
+            Verdict::Go { .. } => Ok(Step::Next),
+            Verdict::Failed(_) => self.obey(key, &there),
+        }
+    }
+
+    /// What `there` says otherwise than this rank, as others and as this rank put it.
+    fn compare(&self, there: &[u8]) -> Option<(Failure, Error)> {
+        let what = "the settings in the store";
+        let stamp = match decode_stamp(there, what) {
+            Ok(s) => s,
+            Err(e) => return Some((self.failure(&e), e)),
+        };
+        if stamp.protocol != self.protocol() {
+            let versions = vec![stamp, self.settings.stamp.clone()];
+            let failure = Failure { versions, ..self.failure(&bootstrap(String::new())) };
+            let error = failure.error(self.protocol());
+            return Some((failure, error));
+        }
+        let other: Settings = match decode(there, Some(stamp.rank), what) {
+            Ok(o) => o,
+            Err(e) => return Some((self.failure(&e), e)),
+        };
+        let (ours, theirs) = self.settings.difference(&other)?;
+        let error = bootstrap(format!("{} {ours}, {} {theirs}; all ranks must say the same", self.who(), stamp.who()));
+        Some((self.failure(&error), error))
+    }
+
+    /// Time is up.
+    fn give_up(&self, key: &str) -> Result<Step> {
+        let error = self.roll_call(key).map_or_else(
+            |e| e,
+            |(arrived, missing)| {
+                // It is counted after it has put its card there.
+                let why = if missing.is_empty() {
+                    "one of the ranks, all of which came, was not counted"
+                } else {
+                    "not all ranks came"
+                };
+                let what = format!(
+                    "{} gave up waiting after {:.1?}: {why} in time; start the ranks closer together, or raise the \
+                     bootstrap timeout",
+                    self.who(),
+                    self.began.elapsed()
+                );
+                Error::new(ErrorKind::Bootstrap { what, arrived, missing })
+            },
+        );
+        match self.condemn(key, self.failure(&error), error)? {
+            // The last rank has come at the last moment; it counts on this one.
+            Step::Next => {
+                let there = self.store.get(&verdict_key(key), ROLL_CALL).map_err(|e| self.gone(&e, "meeting"))?;
+                self.obey(key, &there)
+            }
+            seated @ Step::Seated(_) => Ok(seated),
+        }
+    }
+
+    /// Who has come, with hosts, and who has not. An error when a rank's card is none.
+    fn roll_call(&self, key: &str) -> Result<(Vec<String>, Vec<usize>)> {
+        let keys: Vec<String> = (0..self.size()).map(|r| format!("{key}/{r}")).collect();
+        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let until = Instant::now() + ROLL_CALL;
+        let waiting = |e: Error| self.gone(&e, "waiting for ranks");
+        // Halves that are there need no closer look, and most ranks are.
+        let mut here: Vec<usize> = Vec::new();
+        let mut open = vec![(0, names.len())];
+        while let Some((start, end)) = open.pop() {
+            let late = Instant::now() >= until;
+            if !late && self.store.check(&names[start..end]).map_err(waiting)? {
+                here.extend(start..end);
+            } else if end - start > 1 && !late {
+                let middle = start + (end - start) / 2;
+                open.extend([(start, middle), (middle, end)]);
+            }
+        }
+        here.sort_unstable();
+        let missing = (0..self.size()).filter(|r| here.binary_search(r).is_err()).collect();
+        let present: Vec<&str> = here.iter().map(|r| names[*r]).collect();
+        let cards = self.store.multi_get(&present, ROLL_CALL).map_err(waiting)?;
+        let line = |(r, bytes): (&usize, &Vec<u8>)| Ok(format!("rank {r} on {}", decode_card(bytes, *r)?.host.name));
+        Ok((here.iter().zip(&cards).map(line).collect::<Result<_>>()?, missing))
+    }
+
+    /// The cards of `ranks`, all of which have come.
+    pub(crate) fn cards(&self, seat: &Seat, ranks: &[usize]) -> Result<Vec<Card>> {
+        let keys: Vec<String> = ranks.iter().map(|r| format!("{}/{r}", seat.key)).collect();
+        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let wait = self.left().max(ROLL_CALL);
+        let raw = self.store.multi_get(&names, wait).map_err(|e| self.gone(&e, "reading where the ranks are"))?;
+        if raw.len() != ranks.len() {
+            let what = format!("{} answers with {} values for {} keys", self.store_name, raw.len(), ranks.len());
+            return Err(ErrorKind::Corrupt { rank: None, what }.into());
+        }
+        ranks.iter().zip(&raw).map(|(r, bytes)| decode_card(bytes, *r)).collect()
+    }
+
+    /// Tells the others that this rank cannot be part of the world after all. Returns the error to give: if another has
+    /// failed before, what it says is the reason.
+    pub(crate) fn report(&self, seat: &Seat, error: Error) -> Error {
+        let failure = self.failure(&error);
+        let Ok(record) = encode(&failure) else { return error };
+        let Ok(there) = self.store.compare_set(&failed_key(&seat.key), b"", &record) else { return error };
+        match decode::<Failure>(&there, None, "a rank's reason in the store") {
+            Ok(f) if f.id != failure.id => f.error(self.protocol()),
+            _ => error,
+        }
+    }
+
+    /// What a rank has said that cannot be part of the world after all.
+    pub(crate) fn reported(&self, seat: &Seat) -> Result<()> {
+        let there = self.store.compare_set(&failed_key(&seat.key), PROBE, PROBE);
+        let there = there.map_err(|e| self.gone(&e, "connecting to the other ranks"))?;
+        if there == PROBE {
+            return Ok(());
+        }
+        let f: Failure = decode(&there, None, "a rank's reason in the store")?;
+        Err(f.error(self.protocol()))
+    }
+
+    /// An error of this rank's, for others.
+    fn failure(&self, error: &Error) -> Failure {
+        let stamp: &Stamp = &self.settings.stamp;
+        let (what, arrived, missing) = match error.kind() {
+            ErrorKind::Bootstrap { what, arrived, missing } => (what.clone(), arrived.clone(), missing.clone()),
+            _ => (format!("{}: {}", stamp.who(), error.brief()), Vec::new(), Vec::new()),
+        };
+        let shortened = shorten(what, 2048);
+        let mut f = Failure {
+            id: random(),
+            rank: stamp.rank,
+            host: stamp.host.clone(),
+            what: shortened,
+            arrived,
+            missing,
+            versions: Vec::new(),
+        };
+        // Thousands of ranks do not fit; how many there are says enough then.
+        if encode(&f).is_err() {
+            let (came, not) = (f.arrived.len(), f.missing.len());
+            f.what.push_str(&format!(" ({came} ranks came, {not} did not)"));
+            f.arrived.clear();
+            f.missing.truncate(64);
+        }
+        f
+    }
+
+    fn set_once(&self, key: &str, value: &[u8]) -> Result<Vec<u8>> {
+        self.store.compare_set(key, b"", value).map_err(|e| self.gone(&e, "meeting the other ranks"))
+    }
+
+    /// The error when the store does not do what it should.
+    fn gone(&self, e: &Error, doing: &str) -> Error {
+        let how = match e.kind() {
+            ErrorKind::Io { .. } => "went away",
+            ErrorKind::Timeout { .. } => "stopped answering",
+            _ => return e.clone(),
+        };
+        bootstrap(format!(
+            "{} {how} while {} was {doing} ({:.1?} after it began): {}. Look at the process that hosts it",
+            self.store_name,
+            self.who(),
+            self.began.elapsed(),
+            e.brief()
+        ))
+    }
+
+    fn uncountable(&self, e: Error, key: &str) -> Error {
+        if matches!(e.kind(), ErrorKind::InvalidArgument { .. }) {
+            let what = format!("the counter '{key}' in {}: {}", self.store_name, e.brief());
+            return ErrorKind::Corrupt { rank: None, what }.into();
+        }
+        self.gone(&e, "counting the ranks")
+    }
+}
+
+/// At most `bytes` of a text.
+fn shorten(mut text: String, bytes: usize) -> String {
+    if text.len() > bytes {
+        let end = (0..=bytes).rev().find(|i| text.is_char_boundary(*i)).unwrap_or(0);
+        text.truncate(end);
+        text.push_str("...");
+    }
+    text
+}

@@ -1,0 +1,93 @@
+//! The fixed-size messages that open a data connection.
+//!
+//! The dialer sends a greeting; the acceptor checks it and answers with one as long; if the answer accepts, the dialer
+//! confirms with one byte, and only then do both ends use the connection. Without the confirmation, an answer that
+//! comes too late would leave the two with different ideas of which of several connections is theirs.
+
+use comm_transport::PROTOCOL;
+
+const MAGIC: [u8; 8] = *b"RCOMMS\r\n";
+/// Length of a greeting and of its answer.
+pub(crate) const GREETING: usize = 40;
+/// What the dialer says when it takes the connection.
+pub(crate) const CONFIRM: u8 = 0x2b;
+
+/// The acceptor's decision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// This connection is the one, if the dialer confirms.
+    Accepted = 1,
+    /// The acceptor is dialing itself, and its connection takes precedence.
+    Busy = 2,
+    /// The two are connected already.
+    Linked = 3,
+}
+
+impl Outcome {
+    pub(crate) fn of(code: u32) -> Option<Self> {
+        [Self::Accepted, Self::Busy, Self::Linked].into_iter().find(|o| *o as u32 == code)
+    }
+}
+
+/// Who connects to whom in which communicator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Greeting {
+    /// Hash of the rendezvous key.
+    pub(crate) key: u64,
+    /// A random number that only those know who read it in the store.
+    pub(crate) nonce: u64,
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    /// In a greeting, the number of the dialer's attempt, which only grows; in an answer, an [`Outcome`].
+    pub(crate) code: u32,
+}
+
+impl Greeting {
+    pub(crate) fn encode(&self) -> [u8; GREETING] {
+        let mut b = [0; GREETING];
+        b[..8].copy_from_slice(&MAGIC);
+        b[8..12].copy_from_slice(&u32::from(PROTOCOL).to_le_bytes());
+        b[12..20].copy_from_slice(&self.key.to_le_bytes());
+        b[20..28].copy_from_slice(&self.nonce.to_le_bytes());
+        b[28..32].copy_from_slice(&self.from.to_le_bytes());
+        b[32..36].copy_from_slice(&self.to.to_le_bytes());
+        b[36..40].copy_from_slice(&self.code.to_le_bytes());
+        b
+    }
+
+    pub(crate) fn decode(b: &[u8; GREETING]) -> Result<Self, String> {
+        let word = |i: usize| u32::from_le_bytes(std::array::from_fn(|k| b[i + k]));
+        let long = |i: usize| u64::from_le_bytes(std::array::from_fn(|k| b[i + k]));
+        if b[..8] == comm_store::auth::MAGIC {
+            return Err("it wants proof of a secret, and this rank has none: set RUSTCOMMS_SECRET alike on all".into());
+        }
+        if b[..8] != MAGIC {
+            return Err("it is not a rustcomms greeting".into());
+        }
+        if word(8) != u32::from(PROTOCOL) {
+            return Err(format!("it speaks protocol {}, this process {PROTOCOL}", word(8)));
+        }
+        Ok(Self { key: long(12), nonce: long(20), from: word(28), to: word(32), code: word(36) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn greetings_round_trip_and_garbage_is_named() {
+        let g = Greeting { key: 7, nonce: 9, from: 3, to: 1, code: 5 };
+        assert_eq!(Greeting::decode(&g.encode()), Ok(g));
+        assert!(Greeting::decode(&[0; GREETING]).unwrap_err().contains("not a rustcomms"));
+        let mut b = g.encode();
+        b[8] = 77;
+        assert!(Greeting::decode(&b).unwrap_err().contains("protocol 77"));
+        b[..8].copy_from_slice(&comm_store::auth::MAGIC);
+        assert!(Greeting::decode(&b).unwrap_err().contains("RUSTCOMMS_SECRET"));
+        for o in [Outcome::Accepted, Outcome::Busy, Outcome::Linked] {
+            assert_eq!(Outcome::of(o as u32), Some(o));
+        }
+        assert_eq!(Outcome::of(0), None);
+    }
+}
