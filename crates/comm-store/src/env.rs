@@ -18,6 +18,9 @@ pub const STORE: &str = "RUSTCOMMS_STORE";
 pub const RUN_ID: &str = "RUSTCOMMS_RUN_ID";
 /// The one launcher of [`LAUNCHERS`](crate::LAUNCHERS) whose variables count, or `auto`.
 pub const LAUNCHER: &str = "RUSTCOMMS_LAUNCHER";
+/// `0` keeps ranks from meeting through the launcher's PMI server, for programs whose MPI library talks to it at the
+/// same time.
+pub const PMI: &str = "RUSTCOMMS_PMI";
 
 /// What torchrun sets for its workers, so that programs written for it find themselves too.
 pub mod torch {

@@ -1,7 +1,7 @@
 //! A store in a directory that all ranks share.
 
 mod layout;
-mod lock;
+pub(crate) mod lock;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
