@@ -283,6 +283,23 @@ fn what_only_informs_does_not_stop_a_run() {
 }
 
 #[test]
+fn what_torchrun_does_not_number_is_told() {
+    for (more, want) in [
+        ("", Some("j7")),
+        ("GROUP_WORLD_SIZE=", Some("j7")),
+        ("RUSTCOMMS_RUN_ID=x", Some("x")),
+        ("GROUP_WORLD_SIZE=1 GROUP_RANK=0", None),
+        ("TORCHELASTIC_USE_AGENT_STORE=False", None),
+        ("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", None),
+    ] {
+        let place = with(&format!("{TORCH} {more}")).unwrap();
+        assert_eq!(place.unnumbered.as_deref(), want, "{more}: {place:?}");
+        assert_eq!(place.why.iter().any(|w| w.contains("agree in the store")), want.is_some(), "{:?}", place.why);
+    }
+    assert_eq!(with(OMPI).unwrap().unnumbered, None);
+}
+
+#[test]
 fn without_an_address_the_error_says_what_to_set() {
     let one_host =
         with(&format!("{HYDRA} PMI_FD= MPI_LOCALNRANKS=6")).unwrap().require_meeting().unwrap_err().to_string();

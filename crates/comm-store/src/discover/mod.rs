@@ -39,6 +39,9 @@ pub struct Place {
     pub meeting: Meeting,
     /// Name of the run, with the restart count if there is one.
     pub run: String,
+    /// Name of the run alone, where the launcher starts ranks again at the same store and does not number that alike for
+    /// all of them. They must agree on a name in the store then, as [`meeting::open`](crate::meeting::open) does.
+    pub unnumbered: Option<String>,
     /// What was found, what decided and why, in sentences for `rustcomms doctor`.
     pub why: Vec<String>,
 }
@@ -275,6 +278,27 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
             }
         },
     };
+    let unnumbered = named.clone().or(f.unnumbered.clone()).filter(|_| f.unnumbered.is_some() && size > 1);
+    if unnumbered.is_some() {
+        why.push(
+            "the launcher does not number restarts alike on all hosts: ranks agree in the store on a name for each"
+                .into(),
+        );
+    }
     let run = named.unwrap_or(f.run);
-    Ok(Place { method, rank, size, local_rank, local_size, node, nodes, store, rank0_hosts, meeting, run, why })
+    Ok(Place {
+        method,
+        rank,
+        size,
+        local_rank,
+        local_size,
+        node,
+        nodes,
+        store,
+        rank0_hosts,
+        meeting,
+        run,
+        unnumbered,
+        why,
+    })
 }

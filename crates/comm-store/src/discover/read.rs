@@ -79,6 +79,8 @@ pub(super) struct Found {
     /// A name that no other job on this host has at the same time.
     pub(super) job: Option<String>,
     pub(super) run: String,
+    /// The run without the number of its restarts, where that is not alike for all ranks.
+    pub(super) unnumbered: Option<String>,
     pub(super) why: Vec<String>,
 }
 

@@ -3,6 +3,7 @@
 mod inherited;
 mod local;
 mod pmi;
+mod round;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -54,12 +55,24 @@ impl Default for Means<'static> {
     }
 }
 
+/// A store that was entered.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Met {
+    /// The store.
+    pub store: TcpStore,
+    /// The name under which this start of the run has its keys there: [`Place::run`], or what the ranks agreed on.
+    pub run: String,
+}
+
 /// What this process has opened, for its whole life: later communicators meet there, too.
 #[derive(Debug, Default)]
 struct Opened {
     servers: HashMap<String, TcpStoreServer>,
     /// Where meetings without an address have led. Those through PMI stay failed, because the conversation is torn.
     met: HashMap<Meeting, Result<Vec<String>>>,
+    /// Names that the ranks of a run have agreed on for this start of it.
+    starts: HashMap<String, String>,
     files: Vec<File>,
 }
 
@@ -78,15 +91,15 @@ fn opened(deadline: Instant) -> Result<MappedMutexGuard<'static, Opened>> {
 /// `rank` is the caller's rank in the world that is to meet, which decides who opens a store at [`Place::store`]. Without
 /// an address all ranks of the launcher meet, and [`Place::rank`] decides.
 ///
-/// With [`Meeting::Pmi`] all ranks that the launcher started must call this, as often as they like; it waits for them.
-/// The launcher is told when the process exits (through `exit` or the end of `main`; a rank that ends otherwise ends the
+/// With [`Meeting::Pmi`], and with [`Place::unnumbered`], all ranks that the launcher started must call this, as often as
+/// they like; the first call waits for them. The PMI launcher is told when the process exits (through `exit` or the end of `main`; a rank that ends otherwise ends the
 /// whole job).
 ///
 /// # Errors
 ///
-/// `Bootstrap` when the store cannot be found or reached until `deadline`, when nothing tells where it is, or when a
+/// `Bootstrap` when the store cannot be found or reached until `deadline`, when ranks that must come do not, when nothing tells where it is, or when a
 /// PMI server or the file says something unexpected; and whatever the functions in `means` return.
-pub fn open(place: &Place, rank: usize, deadline: Instant, means: &Means<'_>) -> Result<TcpStore> {
+pub fn open(place: &Place, rank: usize, deadline: Instant, means: &Means<'_>) -> Result<Met> {
     let addrs = match &place.meeting {
         Meeting::Address => vec![at_address(place, rank, deadline, means)?],
         Meeting::Unknown => vec![place.require_store()?.to_owned()],
@@ -104,7 +117,21 @@ pub fn open(place: &Place, rank: usize, deadline: Instant, means: &Means<'_>) ->
             }
         }
     };
-    enter(&addrs, deadline, means)
+    let store = enter(&addrs, deadline, means)?;
+    let Some(unnumbered) = place.unnumbered.as_ref().filter(|_| place.size > 1) else {
+        return Ok(Met { store, run: place.run.clone() });
+    };
+    let mut opened = opened(deadline)?;
+    let run = match opened.starts.get(unnumbered) {
+        Some(run) => run.clone(),
+        None => {
+            let name = round::agree(&store, unnumbered, place.rank, place.size, deadline)?;
+            let run = format!("{unnumbered}.{name}");
+            opened.starts.insert(unnumbered.clone(), run.clone());
+            run
+        }
+    };
+    Ok(Met { store, run })
 }
 
 fn at_address(place: &Place, rank: usize, deadline: Instant, means: &Means<'_>) -> Result<String> {
