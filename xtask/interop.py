@@ -342,8 +342,10 @@ def single_agent(rank, options, env, n, program=None, code=0):
 
 
 def two_agents(rank, options_of, env=None, program=None):
-    agents = [start(torchrun("--nnodes", "2", "--nproc-per-node", "2", *options_of(i), "--no-python", *(program or [rank])), env)
-              for i in range(2)]
+    agents = []
+    for i in range(2):
+        options = ["--nnodes", "2", "--nproc-per-node", "2", *options_of(i)]
+        agents.append(start(torchrun(*options, "--no-python", *(program or [rank])), env))
     errors, outs = [], []
     for a in agents:
         try:
@@ -389,8 +391,11 @@ def under_torchrun(rank):
         return ["--node-rank", str(i), "--master-addr", "127.0.0.1", "--master-port", port]
 
     check("our ranks under torchrun: two agents, static", two_agents, rank, node)
-    again2 = c10d() + ["--max-restarts", "2"]
-    check("our ranks under torchrun: two agents, c10d, a failure and a restart", two_agents, rank, lambda _: again2, None, again)
+    for more, env in (("", None), (", a store of the ranks' own", unshared)):
+        # The agent whose rank fails counts a restart, the other one does not.
+        options = c10d() + ["--max-restarts", "2"]
+        name = f"our ranks under torchrun: two agents, c10d, a failure and a restart{more}"
+        check(name, two_agents, rank, lambda _: options, env, again)
 
 
 def main():
