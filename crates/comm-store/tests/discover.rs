@@ -289,7 +289,8 @@ fn what_torchrun_does_not_number_is_told() {
         ("GROUP_WORLD_SIZE=", Some("j7")),
         ("RUSTCOMMS_RUN_ID=x", Some("x")),
         ("GROUP_WORLD_SIZE=1 GROUP_RANK=0", None),
-        ("TORCHELASTIC_USE_AGENT_STORE=False", None),
+        ("TORCHELASTIC_USE_AGENT_STORE=False", Some("j7")),
+        ("TORCHELASTIC_RESTART_COUNT=", None),
         ("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", None),
     ] {
         let place = with(&format!("{TORCH} {more}")).unwrap();

@@ -39,8 +39,7 @@ pub struct Place {
     pub meeting: Meeting,
     /// Name of the run, with the restart count if there is one.
     pub run: String,
-    /// Name of the run alone, where the launcher starts ranks again at the same store and does not number that alike for
-    /// all of them. They must agree on a name in the store then, as [`meeting::open`](crate::meeting::open) does.
+    /// Name of the run alone, where the launcher starts ranks again and does not number that alike for all of them. They must agree on a name in the store then, as [`meeting::open`](crate::meeting::open) does.
     pub unnumbered: Option<String>,
     /// What was found, what decided and why, in sentences for `rustcomms doctor`.
     pub why: Vec<String>,

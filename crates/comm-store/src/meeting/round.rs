@@ -1,8 +1,8 @@
 //! Which start of a run this is, where the launcher does not number it.
 //!
 //! torchrun's agents count the restarts that they asked for themselves: when the ranks of one agent fail, those of the others
-//! start anew with the number that they had, at the same store, in which the keys of the earlier start still are. (PyTorch
-//! 2.15 itself fails to meet then.) So the ranks agree on a name in the store. What makes old keys harmless is that all
+//! start anew with the number that they had, mostly at the same store, in which the keys of the earlier start still are.
+//! (PyTorch 2.15 itself fails to meet then.) So the ranks agree on a name in the store. What makes old keys harmless is that all
 //! ranks of the earlier start have ended before the first one of this start begins, as torchrun sees to: only a
 //! rank 0 of this start can answer a question that is asked now.
 
