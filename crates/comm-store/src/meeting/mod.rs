@@ -26,6 +26,9 @@ pub enum Meeting {
     /// At the address [`Place::store`], which all ranks know.
     Address,
     /// Rank 0 opens the store and publishes its address through the launcher's PMI server.
+    ///
+    /// An MPI library in the same process uses that server, too. `MPI_Init` may come before or after, but not at the
+    /// same time, and `MPI_Finalize` before `exit`; else set [`env::PMI`](crate::env::PMI) to 0, or `MASTER_ADDR`.
     Pmi(PmiServer),
     /// All ranks are on this host: rank 0 opens the store on loopback and leaves its address in a file.
     LocalFile {
