@@ -1,4 +1,4 @@
-//! The command line, parsed by hand: three commands and three options do not need a library.
+//! The command line, parsed by hand: a few commands and options do not need a library.
 
 use crate::ci::Step;
 
@@ -8,6 +8,7 @@ pub(crate) enum Command {
     Accept,
     Ci(Selection),
     Conformance { full: bool },
+    Interop,
     Help,
 }
 
@@ -40,12 +41,16 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
             None => Ok(Command::Accept),
             Some(extra) => Err(format!("accept takes no argument, not '{extra}'")),
         },
+        "interop-store" => match rest.first() {
+            None => Ok(Command::Interop),
+            Some(extra) => Err(format!("interop-store takes no argument, not '{extra}'")),
+        },
         "conformance" => match rest {
             [] => Ok(Command::Conformance { full: false }),
             [full] if full == "--full" => Ok(Command::Conformance { full: true }),
             _ => Err(format!("conformance takes --full or nothing, not '{}'", rest.join(" "))),
         },
-        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, help")),
+        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, interop-store, help")),
     }
 }
 
@@ -86,6 +91,7 @@ USAGE
     cargo xtask ci [--only STEP]... [--skip STEP]...   run the checks in order, stop at the first failure
     cargo xtask accept                                 build release programs and check what they compute
     cargo xtask conformance [--full]                   run the conformance suite over sim and tcp; --full takes up to 30 min
+    cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -122,6 +128,8 @@ mod tests {
         assert_eq!(args("conformance"), Ok(Command::Conformance { full: false }));
         assert_eq!(args("conformance --full"), Ok(Command::Conformance { full: true }));
         assert!(args("conformance --fast").unwrap_err().contains("'--fast'"));
+        assert_eq!(args("interop-store"), Ok(Command::Interop));
+        assert!(args("interop-store fast").unwrap_err().contains("'fast'"));
         assert!(args("accept now").unwrap_err().contains("'now'"));
         assert!(args("lint").unwrap_err().contains("'lint'"));
     }

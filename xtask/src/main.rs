@@ -10,6 +10,7 @@ mod conformance;
 mod crates;
 mod expect;
 mod hygiene;
+mod interop;
 mod process;
 
 use std::path::PathBuf;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
         Ok(Command::Conformance { full }) => {
             conformance::run(&root(), full).map_err(|e| format!("conformance: FAILED: {e}"))
         }
+        Ok(Command::Interop) => interop::run(&root()).map_err(|e| format!("interop-store: FAILED: {e}")),
         Err(e) => Err(format!("xtask: {e}\nxtask: `cargo xtask --help` lists the commands")),
     };
     match ended {

@@ -24,6 +24,9 @@ pub const INTERFACE: &str = "RUSTCOMMS_INTERFACE";
 pub const RESTART_COUNT: &str = "RUSTCOMMS_RESTART_COUNT";
 /// The one launcher of [`LAUNCHERS`](crate::LAUNCHERS) whose variables count, or `auto`.
 pub const LAUNCHER: &str = "RUSTCOMMS_LAUNCHER";
+/// `0` keeps ranks from meeting through the launcher's PMI server, for programs whose MPI library talks to it at the
+/// same time.
+pub const PMI: &str = "RUSTCOMMS_PMI";
 
 /// What torchrun sets for its workers, so that programs written for it find themselves too.
 pub mod torch {

@@ -26,6 +26,7 @@ mod conn;
 mod discover;
 pub mod env;
 mod file;
+pub mod meeting;
 mod memory;
 mod prefix;
 mod protocol;

@@ -1,7 +1,7 @@
 //! A store in a directory that all ranks share.
 
 mod layout;
-mod lock;
+pub(crate) mod lock;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
@@ -528,7 +528,7 @@ fn damaged(path: &Path, how: &str) -> Error {
 }
 
 /// A random number, from the operating system through the standard library's hasher keys.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut h = std::collections::hash_map::RandomState::new().build_hasher();
     h.write_u32(std::process::id());

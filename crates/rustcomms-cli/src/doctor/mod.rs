@@ -96,7 +96,7 @@ pub(crate) fn execute(_: &Args) -> ExitCode {
             } else {
                 let (rank, size, method) = (place.rank, place.size, place.method);
                 Findings::say(&format!("  this process is rank {rank} of {size}, says {method}"));
-                if let Err(e) = place.require_store() {
+                if let Err(e) = place.require_meeting() {
                     found.warn(&e.to_string());
                 }
             }
