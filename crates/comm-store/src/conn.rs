@@ -149,7 +149,9 @@ impl Conn {
         for a in resolve(addr, deadline)? {
             match Self::open_one(a, secret, deadline) {
                 Ok(c) => return Ok(c),
-                Err(e) => last = e,
+                // Who is there tells more than who is not.
+                Err(e) if !matches!(last, Fail::Secret(_)) => last = e,
+                Err(_) => {}
             }
         }
         Err(last)
@@ -182,15 +184,20 @@ impl Conn {
 }
 
 impl<W: Wire> Conn<W> {
+    /// A connection over which hands have been shaken.
+    pub(crate) fn introduced(stream: W) -> Self {
+        Self { stream, buf: vec![0; 4096].into(), at: 0, have: 0, nonce: 0, room: MAX_REPLY }
+    }
+
     /// Shakes hands over a fresh connection: proof of the secret if there is one, then introduction.
     pub(crate) fn greet(stream: W, secret: Option<&Secret>, deadline: Instant) -> Answer<Self> {
-        let nonce = std::process::id();
-        let mut c = Self { stream, buf: vec![0; 4096].into(), at: 0, have: 0, nonce, room: MAX_REPLY };
+        let mut c = Self::introduced(stream);
+        c.nonce = std::process::id();
         let mut hello = match secret {
             Some(secret) => c.prove(secret, deadline)?,
             None => Vec::new(),
         };
-        hello.extend(Encoder::new().op(Op::Validate).u32(MAGIC).op(Op::Ping).u32(nonce).0);
+        hello.extend(Encoder::new().op(Op::Validate).u32(MAGIC).op(Op::Ping).u32(c.nonce).0);
         c.send(&hello, deadline)?;
         let mut answer = [0; 4];
         c.read(&mut answer, deadline)?;

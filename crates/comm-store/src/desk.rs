@@ -316,4 +316,18 @@ impl Desk {
         }
         Ok(())
     }
+
+    /// Counts everything again, for tests.
+    ///
+    /// # Panics
+    ///
+    /// When the books do not balance.
+    pub(crate) fn check(&self) {
+        self.state.check();
+        assert_eq!(self.charged, self.sessions.values().map(|s| s.charge).sum::<usize>());
+        for s in self.sessions.values() {
+            // Besides the end of a wait, which is counted when it is sent, and may have doubled a buffer.
+            assert!(s.held() <= 2 * s.charge + 64, "a connection holds {} bytes and counts for {}", s.held(), s.charge);
+        }
+    }
 }

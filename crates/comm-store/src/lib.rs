@@ -29,6 +29,8 @@ mod discover;
 pub mod env;
 mod exchange;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
 mod memory;
 mod prefix;
 mod protocol;

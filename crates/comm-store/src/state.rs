@@ -350,6 +350,36 @@ impl State {
             woken.push(conn);
         }
     }
+
+    /// Counts everything again, for tests.
+    ///
+    /// # Panics
+    ///
+    /// When the books do not balance, or somebody is on a list and does not wait, or waits and is on none.
+    pub(crate) fn check(&self) {
+        let values: usize = self.values.iter().map(|(k, v)| cost(k, v)).sum();
+        let elements = |q: &VecDeque<Vec<u8>>| q.iter().map(|v| v.capacity() + ENTRY).sum::<usize>();
+        let queues: usize = self.queues.iter().map(|(k, q)| k.len() + ENTRY + elements(q)).sum();
+        let (mut waits, mut listed) = (0, 0);
+        for (conn, w) in &self.waiting {
+            let there = match &w.place {
+                Place::Keys(keys) => {
+                    waits += keys.iter().map(|k| 2 * (k.len() + ENTRY)).sum::<usize>();
+                    keys.iter().filter(|k| self.waiters.get(*k).is_some_and(|l| l.contains(conn))).count()
+                }
+                Place::Barrier(key) => {
+                    waits += 2 * (key.len() + ENTRY);
+                    usize::from(self.barriers.get(key).is_some_and(|l| l.iter().any(|(c, _)| c == conn)))
+                }
+            };
+            assert_eq!(there, w.remaining, "connection {conn} waits for {} and is on {there} lists", w.remaining);
+            listed += there;
+        }
+        let lists = self.waiters.values().map(Vec::len).chain(self.barriers.values().map(Vec::len));
+        assert_eq!(lists.sum::<usize>(), listed);
+        assert!(self.queues.values().all(|q| !q.is_empty()));
+        assert_eq!(self.bytes, values + queues + waits);
+    }
 }
 
 fn cost(key: &[u8], value: &Vec<u8>) -> usize {
