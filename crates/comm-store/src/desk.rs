@@ -18,9 +18,6 @@ pub(crate) const CHUNK: usize = 64 << 10;
 /// A connection that holds no more than this may draw on the last eighth of the memory, so that a full store still
 /// answers questions.
 const SMALL: usize = 2 * CHUNK;
-/// Room for replies that a connection keeps while it is owed nothing.
-const KEEP: usize = 4 << 10;
-
 /// Why a connection is not served any longer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
@@ -96,12 +93,8 @@ impl Session {
     fn sent(&mut self, n: usize) {
         self.sent += n;
         if self.sent == self.out.len() {
-            self.sent = 0;
-            if self.out.capacity() > KEEP {
-                self.out = Vec::new();
-            } else {
-                self.out.clear();
-            }
+            // Thousands of connections are at rest most of the time.
+            (self.out, self.sent) = (Vec::new(), 0);
         } else if self.sent >= self.out.len() / 2 {
             // Otherwise a peer that always leaves a little unread would let this grow for ever.
             self.out.drain(..self.sent);

@@ -1,6 +1,8 @@
 //! Random and damaged bytes for the server and the client, without sockets: neither panics, and what they hold is
 //! bounded. The fuzz targets of `fuzz/` are the same with more patience.
 
+mod common;
+
 use comm_store::fuzzing::{self, Played};
 use proptest::prelude::*;
 
@@ -165,6 +167,27 @@ fn nothing_is_parsed_before_proof() {
             assert!(play.most < 8 * 400, "{play:?}");
         }
     }
+}
+
+/// The committed seeds of the fuzz targets, and through them whatever a target has found.
+#[test]
+fn the_seeds_do_no_harm() {
+    let play = |target: &str, f: &dyn Fn(&[u8])| {
+        let file = format!("{}/../../fuzz/seeds/{target}.txt", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(file).unwrap();
+        let seeds = text.lines().filter(|l| !l.starts_with('#'));
+        let hex = seeds.map(|l| l.split_once(' ').map_or("", |(_, hex)| hex));
+        let n = hex.map(|h| f(&common::hex(h))).count();
+        assert!(n > 4, "{target}: {n}");
+    };
+    let introduced = std::cell::Cell::new(0);
+    play("store_server", &|b| introduced.set(introduced.get() + fuzzing::server(b, MEMORY).introduced));
+    assert!(introduced.get() > 20, "{introduced:?}");
+    let understood = std::cell::Cell::new(0);
+    play("store_client", &|b| understood.set(understood.get() + usize::from(fuzzing::client(b).0)));
+    assert!(understood.get() > 10, "{understood:?}");
+    play("handshake", &fuzzing::handshake);
+    play("filestore", &fuzzing::files);
 }
 
 proptest! {
