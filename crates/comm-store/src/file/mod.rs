@@ -266,13 +266,12 @@ impl FileStore {
             let (len, most) = (key.len(), layout::MOST_KEY);
             return Err(Error::invalid(format!("the key has {len} bytes; the most is {most}")));
         }
-        let record = layout::record(key, body);
-        if record.len() > layout::MOST {
-            let (len, most) = (record.len(), layout::MOST);
-            return Err(Error::invalid(format!("the key's file would have {len} bytes; the most is {most}")));
+        if body.len() > layout::MOST - layout::START {
+            let (len, most) = (body.len(), layout::MOST - layout::START);
+            return Err(Error::invalid(format!("the key's file would hold {len} bytes; the most is {most}")));
         }
         let (path, new) = (self.file(name), self.file(&format!("{}new-{:016x}", layout::HIDDEN, self.0.token)));
-        let written = fs::write(&new, record).and_then(|()| fs::rename(&new, &path));
+        let written = fs::write(&new, layout::record(key, body)).and_then(|()| fs::rename(&new, &path));
         written.map_err(|e| {
             let _ = fs::remove_file(&new);
             Error::io(format!("writing {}", path.display()), &e)
@@ -513,12 +512,12 @@ fn read_file(path: &Path, most: usize) -> Result<Option<Vec<u8>>> {
     let Some(file) = open_file(path)? else { return Ok(None) };
     let fail = |e: &io::Error| Error::io(format!("reading {}", path.display()), e);
     let len = file.metadata().map_err(|e| fail(&e))?.len();
-    let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or(most).min(most));
+    let too_long = || damaged(path, &format!("has more than {most} bytes"));
+    let len = usize::try_from(len).ok().filter(|n| *n <= most).ok_or_else(too_long)?;
+    let mut bytes = Vec::with_capacity(len);
+    // What is not one of this store's files may grow meanwhile.
     file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|e| fail(&e))?;
-    if bytes.len() > most {
-        return Err(damaged(path, &format!("has more than {most} bytes")));
-    }
-    Ok(Some(bytes))
+    if bytes.len() > most { Err(too_long()) } else { Ok(Some(bytes)) }
 }
 
 /// The text of a run's marker; `None` if there is none.
