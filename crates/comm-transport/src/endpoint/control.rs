@@ -15,10 +15,15 @@ const INBOX_BYTES: usize = 128 << 20;
 impl State {
     /// Says goodbye. After it this rank makes no more calls.
     pub(crate) fn say_goodbye(&mut self, g: usize, how: Gone) {
-        let Some(group) = self.group_mut(g) else { return };
+        let Some(group) = self.group(g) else { return };
         if group.left.is_some() {
             return;
         }
+        if how == Gone::Closed {
+            // Who leaves because a member is lost must not be taken for the cause.
+            self.blame_suspects(g);
+        }
+        let Some(group) = self.group_mut(g) else { return };
         group.left = Some(how);
         // Who has failed waits for nobody.
         group.over = how == Gone::Closed || group.failed.is_some();

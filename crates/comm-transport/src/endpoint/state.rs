@@ -244,6 +244,14 @@ impl State {
         self.ended = true;
     }
 
+    /// Blames members whose connections are over, without waiting for a better explanation.
+    pub(crate) fn blame_suspects(&mut self, g: usize) {
+        let suspects: Vec<(usize, PeerCause)> = self.suspects.iter().map(|(p, _, cause)| (*p, *cause)).collect();
+        for (p, cause) in suspects {
+            self.blame(g, p, cause);
+        }
+    }
+
     /// Whether the blame for the end of the connection to `p` is still open.
     pub(crate) fn is_suspect(&self, p: usize) -> bool {
         self.suspects.iter().any(|(s, ..)| *s == p)
