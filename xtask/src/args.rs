@@ -1,6 +1,7 @@
-//! The command line, parsed by hand: three commands and three options do not need a library.
+//! The command line, parsed by hand: a few commands and options do not need a library.
 
 use crate::ci::Step;
+use crate::fuzz::Fuzz;
 
 /// What to do.
 #[derive(Debug, PartialEq, Eq)]
@@ -8,6 +9,8 @@ pub(crate) enum Command {
     Accept,
     Ci(Selection),
     Conformance { full: bool },
+    Fuzz(Fuzz),
+    Interop,
     Help,
 }
 
@@ -40,12 +43,17 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
             None => Ok(Command::Accept),
             Some(extra) => Err(format!("accept takes no argument, not '{extra}'")),
         },
+        "interop-store" => match rest.first() {
+            None => Ok(Command::Interop),
+            Some(extra) => Err(format!("interop-store takes no argument, not '{extra}'")),
+        },
         "conformance" => match rest {
             [] => Ok(Command::Conformance { full: false }),
             [full] if full == "--full" => Ok(Command::Conformance { full: true }),
             _ => Err(format!("conformance takes --full or nothing, not '{}'", rest.join(" "))),
         },
-        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, help")),
+        "fuzz" => fuzz(rest).map(Command::Fuzz),
+        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, help")),
     }
 }
 
@@ -53,8 +61,7 @@ fn selection(args: &[String]) -> Result<Selection, String> {
     let mut chosen = Selection::default();
     let mut args = args.iter();
     while let Some(arg) = args.next() {
-        // Both `--only fmt` and `--only=fmt`.
-        let (option, inline) = arg.split_once('=').map_or((arg.as_str(), None), |(o, v)| (o, Some(v)));
+        let (option, inline) = option(arg);
         let list = match option {
             "--only" => &mut chosen.only,
             "--skip" => &mut chosen.skip,
@@ -73,6 +80,31 @@ fn selection(args: &[String]) -> Result<Selection, String> {
     }
 }
 
+/// An option and its value if that is in the same argument: both `--only fmt` and `--only=fmt` are understood.
+fn option(arg: &str) -> (&str, Option<&str>) {
+    arg.split_once('=').map_or((arg, None), |(o, v)| (o, Some(v)))
+}
+
+fn fuzz(args: &[String]) -> Result<Fuzz, String> {
+    let mut chosen = Fuzz::default();
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let (option, inline) = option(arg);
+        if !["--target", "--runs", "--rss-limit-mb"].contains(&option) {
+            return Err(format!("fuzz does not know '{option}'; it takes --target T, --runs N and --rss-limit-mb N"));
+        }
+        let value =
+            inline.or_else(|| args.next().map(String::as_str)).ok_or_else(|| format!("{option} needs a value"))?;
+        let number = || value.parse::<u64>().map_err(|_| format!("{option} needs a number, not '{value}'"));
+        match option {
+            "--target" => chosen.targets.push(value.to_owned()),
+            "--runs" => chosen.runs = number()?,
+            _ => chosen.rss_limit_mb = number()?,
+        }
+    }
+    Ok(chosen)
+}
+
 fn step_names() -> String {
     Step::ALL.map(Step::name).join(", ")
 }
@@ -86,6 +118,9 @@ USAGE
     cargo xtask ci [--only STEP]... [--skip STEP]...   run the checks in order, stop at the first failure
     cargo xtask accept                                 build release programs and check what they compute
     cargo xtask conformance [--full]                   run the conformance suite over sim and tcp; --full takes up to 30 min
+    cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
+    cargo xtask fuzz [--target T]... [--runs N] [--rss-limit-mb N]
+                                                       feed the fuzz targets N inputs each (1000000), within N MiB (256)
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -122,7 +157,15 @@ mod tests {
         assert_eq!(args("conformance"), Ok(Command::Conformance { full: false }));
         assert_eq!(args("conformance --full"), Ok(Command::Conformance { full: true }));
         assert!(args("conformance --fast").unwrap_err().contains("'--fast'"));
+        assert_eq!(args("interop-store"), Ok(Command::Interop));
+        assert!(args("interop-store fast").unwrap_err().contains("'fast'"));
         assert!(args("accept now").unwrap_err().contains("'now'"));
+        assert_eq!(args("fuzz"), Ok(Command::Fuzz(Fuzz::default())));
+        let chosen = Fuzz { targets: vec!["a".into(), "b".into()], runs: 7, rss_limit_mb: 99 };
+        assert_eq!(args("fuzz --target a --target=b --runs 7 --rss-limit-mb=99"), Ok(Command::Fuzz(chosen)));
+        assert!(args("fuzz --runs many").unwrap_err().contains("'many'"));
+        assert!(args("fuzz --runs").unwrap_err().contains("needs a value"));
+        assert!(args("fuzz --fast").unwrap_err().contains("'--fast'"));
         assert!(args("lint").unwrap_err().contains("'lint'"));
     }
 

@@ -9,7 +9,9 @@ mod ci;
 mod conformance;
 mod crates;
 mod expect;
+mod fuzz;
 mod hygiene;
+mod interop;
 mod process;
 
 use std::path::PathBuf;
@@ -38,6 +40,8 @@ fn main() -> ExitCode {
         Ok(Command::Conformance { full }) => {
             conformance::run(&root(), full).map_err(|e| format!("conformance: FAILED: {e}"))
         }
+        Ok(Command::Interop) => interop::run(&root()).map_err(|e| format!("interop-store: FAILED: {e}")),
+        Ok(Command::Fuzz(chosen)) => fuzz::run(&root(), &chosen).map_err(|e| format!("fuzz: FAILED: {e}")),
         Err(e) => Err(format!("xtask: {e}\nxtask: `cargo xtask --help` lists the commands")),
     };
     match ended {

@@ -3,13 +3,14 @@
 use std::fmt::Display;
 use std::io;
 use std::net::{Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use comm_core::{Error, ErrorKind, Result, Store};
+use comm_core::{Error, ErrorKind, Result, Secret, Store};
 use parking_lot::Mutex;
 
 use crate::conn::{Answer, Conn, Fail, split};
-use crate::protocol::{Encoder, Limits, NOT_READY, Op, READY};
+use crate::protocol::{Encoder, Limits, Op};
 use crate::{deadline_after, in_call, name_keys, shorten, timed_out};
 
 /// How much longer than its timeout a wait may take, for the server to answer its cancellation.
@@ -18,9 +19,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const RECONNECT: Duration = Duration::from_secs(1);
 /// Connections kept for later calls.
 const IDLE: usize = 4;
-/// Waits for a queue begin anew this often: the server wakes one waiter per element, and if that
-/// one dies before it takes the element, the others would not hear of it.
-const QUEUE_SLICE: Duration = Duration::from_secs(1);
+/// The longest that one attempt to connect takes, and for which a server may answer nonsense or hang up.
+const ATTEMPT: Duration = Duration::from_secs(10);
 
 /// A [`Store`] kept by a [`TcpStoreServer`](crate::TcpStoreServer) or a PyTorch `TCPStore`.
 ///
@@ -30,44 +30,54 @@ const QUEUE_SLICE: Duration = Duration::from_secs(1);
 /// call that met it fails, because it may or may not have been carried out.
 ///
 /// Keys are sent with a slash in front, as PyTorch does, so both see the same keys.
-#[derive(Debug)]
+///
+/// Clones share the connections.
+#[derive(Clone, Debug)]
 pub struct TcpStore {
     addr: String,
     peer: Option<SocketAddr>,
     timeout: Duration,
-    idle: Mutex<Vec<Conn>>,
+    secret: Option<Secret>,
+    idle: Arc<Mutex<Vec<Conn>>>,
 }
 
 impl TcpStore {
-    /// Connects to the store at `addr` (`host:port`), waiting up to `timeout` for it to be there.
+    /// Connects to the store at `addr` (`host:port`), which has no secret, waiting up to `timeout` for it to be there.
     ///
     /// An IPv6 address may stand in brackets; a link-local one names its interface, as in `[fe80::1%eth0]:29500`. A
     /// name that has several addresses is tried on all of them, again and again.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for what is no such address, `Bootstrap` when the store cannot be reached in time.
+    /// As [`connect_with`](Self::connect_with).
     pub fn connect(addr: impl Display, timeout: Duration) -> Result<Self> {
+        Self::connect_with(addr, timeout, None)
+    }
+
+    /// Connects to the store at `addr` (`host:port`), waiting up to `timeout` for it to be there. With a secret, the
+    /// store must prove that it knows it, as this client does, on each connection.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` when `addr` is no address; `Bootstrap` when the store could not be reached in time, and as soon
+    /// as it shows that it has another secret, or that only one end has any.
+    pub fn connect_with(addr: impl Display, timeout: Duration, secret: Option<&Secret>) -> Result<Self> {
         let addr = addr.to_string();
         check_addr(&addr)?;
         let started = Instant::now();
         let deadline = deadline_after(timeout);
-        match open(&addr, deadline, deadline) {
-            Ok(conn) => {
-                let peer = conn.peer();
-                Ok(Self { addr, peer, timeout: Duration::from_secs(60), idle: Mutex::new(vec![conn]) })
-            }
-            Err(last) => Err(Error::new(ErrorKind::Bootstrap {
-                what: format!(
+        let conn = open(&addr, secret, deadline, deadline).map_err(|last| {
+            stranger(&addr, &last).unwrap_or_else(|| {
+                bootstrap(format!(
                     "the store at {addr} could not be reached for {:.1?}: {last}. Check that the process which hosts \
                      it runs, that address and port are right, and that no firewall is between",
                     started.elapsed()
-                ),
-                arrived: Vec::new(),
-                missing: Vec::new(),
+                ))
             })
-            .with_context(|| in_call("store connect"))),
-        }
+        });
+        let conn = conn.map_err(|e| e.with_context(|| in_call("store connect")))?;
+        let (timeout, secret, peer) = (Duration::from_secs(60), secret.cloned(), conn.peer());
+        Ok(Self { addr, peer, timeout, secret, idle: Arc::new(Mutex::new(vec![conn])) })
     }
 
     /// How long calls without a timeout of their own may take (60 s).
@@ -91,7 +101,7 @@ impl TcpStore {
 
     /// Whether the store still answers, asked through a new connection.
     fn answers(&self) -> bool {
-        Conn::open(&self.addr, deadline_after(RECONNECT)).is_ok()
+        Conn::open(&self.addr, self.secret.as_ref(), deadline_after(RECONNECT)).is_ok()
     }
 
     /// A connection that can be used.
@@ -102,7 +112,7 @@ impl TcpStore {
                 return Ok(c);
             }
         }
-        open(&self.addr, deadline, deadline.min(deadline_after(RECONNECT)))
+        open(&self.addr, self.secret.as_ref(), deadline, deadline.min(deadline_after(RECONNECT)))
     }
 
     fn give(&self, conn: Conn) {
@@ -124,7 +134,10 @@ impl TcpStore {
         let deadline = deadline_after(timeout);
         let late = deadline_after(timeout.saturating_add(GRACE));
         let (answer, conn) = match self.take(late) {
-            Ok(mut conn) => (f(&mut conn, deadline, late), Some(conn)),
+            Ok(mut conn) => {
+                conn.begin();
+                (f(&mut conn, deadline, late), Some(conn))
+            }
             Err(e) => (Err(e), None),
         };
         if let (Ok(_) | Err(Fail::NotYet), Some(conn)) = (&answer, conn) {
@@ -132,9 +145,12 @@ impl TcpStore {
         }
         answer.map_err(|fail| {
             let op = format!("store {} at {}", op(), self.addr);
+            if let Some(e) = stranger(&self.addr, &fail) {
+                return e.with_context(|| in_call(&op));
+            }
             match fail {
                 Fail::NotYet | Fail::TimedOut => timed_out(&op, started),
-                Fail::Io(_) => self.broken(&op, &fail),
+                Fail::Io(_) | Fail::NoProof(_) | Fail::Secret(_) => self.broken(&op, &fail),
                 Fail::Bad(what) => Error::new(ErrorKind::Corrupt { rank: None, what: format!("the store: {what}") })
                     .with_context(|| in_call(&op)),
             }
@@ -177,18 +193,38 @@ impl TcpStore {
     }
 }
 
+fn bootstrap(what: String) -> Error {
+    Error::new(ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: Vec::new() })
+}
+
+/// The error for a store that is there, but not for this client.
+fn stranger(addr: &str, fail: &Fail) -> Option<Error> {
+    match fail {
+        Fail::NoProof(_) => Some(bootstrap(format!("the store at {addr} answers, but {fail}"))),
+        Fail::Secret(what) => Some(bootstrap(format!("the store at {addr} {what}"))),
+        _ => None,
+    }
+}
+
 /// Tries until `deadline` to connect; gives up at `refused_until` if what it meets is refusal.
-fn open(addr: &str, deadline: Instant, refused_until: Instant) -> Answer<Conn> {
+fn open(addr: &str, secret: Option<&Secret>, deadline: Instant, refused_until: Instant) -> Answer<Conn> {
     let mut pause = Duration::from_millis(2);
+    let mut strange = None;
     loop {
         // A server that accepts and does not answer may be a stopped one; it gets another chance.
-        let attempt = deadline.min(deadline_after(Duration::from_secs(10)));
-        let fail = match Conn::open(addr, attempt) {
+        let attempt = deadline.min(deadline_after(ATTEMPT));
+        let fail = match Conn::open(addr, secret, attempt) {
             Ok(c) => return Ok(c),
             Err(e) => e,
         };
         let now = Instant::now();
-        let until = if matches!(fail, Fail::TimedOut) { deadline } else { refused_until };
+        let until = match &fail {
+            Fail::Secret(_) => return Err(fail),
+            late if late.is_late() => deadline,
+            // Somebody else may still hold the port, or a proxy whose store is not there yet; but not for long.
+            Fail::NoProof(_) | Fail::Bad(_) => refused_until.min(*strange.get_or_insert(now) + ATTEMPT),
+            _ => refused_until,
+        };
         if now + pause >= until {
             return Err(fail);
         }
@@ -233,19 +269,7 @@ impl Store for TcpStore {
 
     fn get(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         check_limits("get", &[key], &[])?;
-        self.call(
-            || format!("get({})", name_keys(&[key])),
-            timeout,
-            |c, deadline, late| loop {
-                c.wait(&[key], deadline, late)?;
-                c.send(&Encoder::new().op(Op::Get).key(key).0, late)?;
-                let value = c.bytes(late)?;
-                // Nothing is also what a key gives that was deleted after the wait.
-                if !value.is_empty() || c.check(&[key], late)? {
-                    return Ok(value);
-                }
-            },
-        )
+        self.call(|| format!("get({})", name_keys(&[key])), timeout, |c, deadline, late| c.get(key, deadline, late))
     }
 
     fn add(&self, key: &str, delta: i64) -> Result<i64> {
@@ -253,8 +277,7 @@ impl Store for TcpStore {
         let mut closed = false;
         let op = || format!("add({}, {delta})", name_keys(&[key]));
         let result = self.call(op, self.timeout, |c, by, _| {
-            c.send(&Encoder::new().op(Op::Add).key(key).i64(delta).0, by)?;
-            let answer = c.i64(by);
+            let answer = c.add(key, delta, by);
             closed = matches!(&answer, Err(Fail::Io(e)) if matches!(e.kind(),
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset));
             answer
@@ -279,35 +302,18 @@ impl Store for TcpStore {
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
         check_limits("compare_set", &[key], &[expected, desired])?;
-        let request = Encoder::new().op(Op::CompareSet).key(key).bytes(expected).bytes(desired);
-        self.call(
-            || format!("compare_set({})", name_keys(&[key])),
-            self.timeout,
-            |c, by, _| {
-                c.send(&request.0, by)?;
-                c.bytes(by)
-            },
-        )
+        let op = || format!("compare_set({})", name_keys(&[key]));
+        self.call(op, self.timeout, |c, by, _| c.compare_set(key, expected, desired, by))
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
         check_limits("delete_key", &[key], &[])?;
         let op = || format!("delete_key({})", name_keys(&[key]));
-        self.call(op, self.timeout, |c, by, _| {
-            c.send(&Encoder::new().op(Op::DeleteKey).key(key).0, by)?;
-            Ok(c.i64(by)? > 0)
-        })
+        self.call(op, self.timeout, |c, by, _| c.delete_key(key, by))
     }
 
     fn num_keys(&self) -> Result<i64> {
-        self.call(
-            || "num_keys".into(),
-            self.timeout,
-            |c, by, _| {
-                c.send(&Encoder::new().op(Op::GetNumKeys).0, by)?;
-                c.i64(by)
-            },
-        )
+        self.call(|| "num_keys".into(), self.timeout, |c, by, _| c.num_keys(by))
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -322,14 +328,7 @@ impl Store for TcpStore {
         self.call(
             || format!("multi_get({})", name_keys(keys)),
             timeout,
-            |c, deadline, late| loop {
-                c.wait(keys, deadline, late)?;
-                c.send(&Encoder::new().op(Op::MultiGet).keys(keys).0, late)?;
-                let values = keys.iter().map(|_| c.bytes(late)).collect::<Answer<Vec<_>>>()?;
-                if values.iter().all(|v| !v.is_empty()) || c.check(keys, late)? {
-                    return Ok(values);
-                }
-            },
+            |c, deadline, late| c.multi_get(keys, deadline, late),
         )
     }
 
@@ -352,62 +351,16 @@ impl Store for TcpStore {
     fn queue_pop(&self, key: &str, timeout: Duration) -> Result<Vec<u8>> {
         check_limits("queue_pop", &[key], &[])?;
         let op = || format!("queue_pop({})", name_keys(&[key]));
-        self.newer(op, timeout, |c, deadline, late| {
-            let mut pause = Duration::from_millis(1);
-            loop {
-                let slice = deadline.min(deadline_after(QUEUE_SLICE));
-                match c.wait(&[key], slice, late) {
-                    Err(Fail::NotYet) if Instant::now() < deadline => continue,
-                    waited => waited?,
-                }
-                c.send(&Encoder::new().op(Op::QueuePop).key(key).0, late)?;
-                if c.i64(late)? > 0 {
-                    return c.bytes(late);
-                }
-                // Another consumer was faster, or a plain value has the queue's name, for which the
-                // wait ends at once.
-                if Instant::now() >= deadline {
-                    return Err(Fail::NotYet);
-                }
-                std::thread::sleep(pause.min(deadline.saturating_duration_since(Instant::now())));
-                pause = (pause * 2).min(Duration::from_millis(20));
-            }
-        })
+        self.newer(op, timeout, |c, deadline, late| c.queue_pop(key, deadline, late))
     }
 
     fn queue_len(&self, key: &str) -> Result<i64> {
         check_limits("queue_len", &[key], &[])?;
         let op = || format!("queue_len({})", name_keys(&[key]));
-        self.newer(op, self.timeout, |c, by, _| {
-            c.send(&Encoder::new().op(Op::QueueLen).key(key).0, by)?;
-            c.i64(by)
-        })
+        self.newer(op, self.timeout, |c, by, _| c.queue_len(key, by))
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        let op = || "list_keys".to_owned();
-        self.newer(op, self.timeout, |c, by, _| {
-            c.send(&Encoder::new().op(Op::ListKeys).0, by)?;
-            let n = c.i64(by)?;
-            let mut keys = Vec::new();
-            for _ in 0..n {
-                // Keys without the slash are PyTorch's own.
-                if let Some((b'/', key)) = c.bytes(by)?.split_first() {
-                    keys.push(String::from_utf8_lossy(key).into_owned());
-                }
-            }
-            Ok(keys)
-        })
-    }
-}
-
-impl Conn {
-    fn check(&mut self, keys: &[&str], deadline: Instant) -> Answer<bool> {
-        self.send(&Encoder::new().op(Op::Check).keys(keys).0, deadline)?;
-        match self.u8(deadline)? {
-            READY => Ok(true),
-            NOT_READY => Ok(false),
-            b => Err(Fail::Bad(format!("it answered a check with {b}"))),
-        }
+        self.newer(|| "list_keys".to_owned(), self.timeout, |c, by, _| c.list_keys(by))
     }
 }

@@ -7,15 +7,21 @@ use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use comm_core::{SECRET_VARIABLE, Secret};
 use rustix::net::{RecvFlags, recv, sockopt};
 
-use crate::protocol::{Encoder, MAGIC, Op, STOP_WAITING, WAIT_CANCELED};
+use crate::auth::{self, CHALLENGE, Initiator};
+use crate::protocol::{ASKS_FOR_SECRET, Encoder, HAS_NO_SECRET, MAGIC, NOTICE, Op};
 
 /// How long an address may leave a connection request unanswered while there are others to try. Long enough for one
 /// lost packet; the next round tries it again.
 const SILENT: Duration = Duration::from_secs(2);
-/// No reply is believed to be longer.
+/// What the replies of one call may hold, in bytes.
 const MAX_REPLY: u64 = 1 << 30;
+/// What a value in a reply counts for beside its bytes.
+const ITEM: u64 = 32;
+/// Memory that is taken for a value before its bytes come.
+const AHEAD: u64 = 64 << 10;
 
 /// Why an exchange failed.
 #[derive(Debug)]
@@ -28,6 +34,21 @@ pub(crate) enum Fail {
     Io(io::Error),
     /// The server said something that is no answer.
     Bad(String),
+    /// It does not prove that it knows the secret, because it hung up or says nothing.
+    NoProof(Box<Fail>),
+    /// It and this client disagree about a secret, for good.
+    Secret(&'static str),
+}
+
+impl Fail {
+    /// Whether trying again at once can meet something else.
+    pub(crate) fn is_late(&self) -> bool {
+        match self {
+            Self::TimedOut => true,
+            Self::NoProof(why) => why.is_late(),
+            _ => false,
+        }
+    }
 }
 
 impl fmt::Display for Fail {
@@ -38,6 +59,12 @@ impl fmt::Display for Fail {
             Self::Io(e) if e.kind() == io::ErrorKind::UnexpectedEof => f.write_str("the server closed the connection"),
             Self::Io(e) => write!(f, "{e}"),
             Self::Bad(what) => f.write_str(what),
+            Self::NoProof(why) => write!(
+                f,
+                "it does not prove that it knows the secret ({why}). Has it none (is it PyTorch's? it and \
+                 {SECRET_VARIABLE} exclude each other)?"
+            ),
+            Self::Secret(what) => f.write_str(what),
         }
     }
 }
@@ -53,14 +80,46 @@ impl From<io::Error> for Fail {
 
 pub(crate) type Answer<T> = Result<T, Fail>;
 
+/// What a connection needs of a socket.
+pub(crate) trait Wire {
+    /// Reads what is there into `buf`, of which something must come by `deadline`; 0 at the end.
+    fn read_by(&mut self, buf: &mut [u8], deadline: Instant) -> Answer<usize>;
+    /// Writes a part of `bytes`, of which something must go by `deadline`.
+    fn write_by(&mut self, bytes: &[u8], deadline: Instant) -> Answer<usize>;
+}
+
+impl Wire for TcpStream {
+    fn read_by(&mut self, buf: &mut [u8], deadline: Instant) -> Answer<usize> {
+        loop {
+            self.set_read_timeout(Some(left(deadline).ok_or(Fail::TimedOut)?))?;
+            match self.read(buf) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                read => return Ok(read?),
+            }
+        }
+    }
+
+    fn write_by(&mut self, bytes: &[u8], deadline: Instant) -> Answer<usize> {
+        loop {
+            self.set_write_timeout(Some(left(deadline).ok_or(Fail::TimedOut)?))?;
+            match self.write(bytes) {
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                written => return Ok(written?),
+            }
+        }
+    }
+}
+
 /// A connection that has introduced itself.
 #[derive(Debug)]
-pub(crate) struct Conn {
-    stream: TcpStream,
+pub(crate) struct Conn<W = TcpStream> {
+    stream: W,
     buf: Box<[u8]>,
     at: usize,
     have: usize,
     nonce: u32,
+    /// What the replies of this call may still hold.
+    room: u64,
 }
 
 /// What is left until `deadline`, but never zero, which the socket calls do not take.
@@ -104,7 +163,7 @@ pub(crate) fn split(addr: &str) -> Option<(&str, u16)> {
 
 impl Conn {
     /// Connects and shakes hands, on the first address of the host that answers.
-    pub(crate) fn open(addr: &str, deadline: Instant) -> Answer<Self> {
+    pub(crate) fn open(addr: &str, secret: Option<&Secret>, deadline: Instant) -> Answer<Self> {
         let found = resolve(addr, deadline)?;
         let mut last = Fail::Io(io::Error::new(io::ErrorKind::NotFound, "the name has no address"));
         for (at, a) in found.iter().enumerate() {
@@ -113,15 +172,17 @@ impl Conn {
             let share = left(deadline).ok_or(Fail::TimedOut)? / (others + 1);
             let deadline = if others == 0 { deadline } else { Instant::now() + share };
             let connect = if others == 0 { share } else { share.min(SILENT) };
-            match Self::open_one(*a, connect, deadline) {
+            match Self::open_one(*a, secret, connect, deadline) {
                 Ok(c) => return Ok(c),
-                Err(e) => last = e,
+                // Who is there tells more than who is not.
+                Err(e) if !matches!(last, Fail::Secret(_)) => last = e,
+                Err(_) => {}
             }
         }
         Err(last)
     }
 
-    fn open_one(addr: SocketAddr, connect: Duration, deadline: Instant) -> Answer<Self> {
+    fn open_one(addr: SocketAddr, secret: Option<&Secret>, connect: Duration, deadline: Instant) -> Answer<Self> {
         let stream = TcpStream::connect_timeout(&addr, connect.max(Duration::from_millis(1)))?;
         // While nobody listens on a local port, connecting to it can meet itself.
         if stream.local_addr()? == stream.peer_addr()? {
@@ -136,10 +197,7 @@ impl Conn {
             let _ = sockopt::set_tcp_keepintvl(&stream, Duration::from_secs(5));
             let _ = sockopt::set_tcp_keepcnt(&stream, 4);
         }
-        let mut c = Self { stream, buf: vec![0; 4096].into(), at: 0, have: 0, nonce: std::process::id() };
-        c.send(&Encoder::new().op(Op::Validate).u32(MAGIC).op(Op::Ping).u32(c.nonce).0, deadline)?;
-        c.pong(deadline)?;
-        Ok(c)
+        Self::greet(stream, secret, deadline)
     }
 
     /// The address at which the server was reached.
@@ -153,14 +211,74 @@ impl Conn {
         let quiet = recv(&self.stream, &mut byte[..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
         self.at == self.have && matches!(quiet, Err(rustix::io::Errno::AGAIN))
     }
+}
+
+impl<W: Wire> Conn<W> {
+    /// A connection over which hands have been shaken.
+    pub(crate) fn introduced(stream: W) -> Self {
+        Self { stream, buf: vec![0; 4096].into(), at: 0, have: 0, nonce: 0, room: MAX_REPLY }
+    }
+
+    /// Shakes hands over a fresh connection: proof of the secret if there is one, then introduction.
+    pub(crate) fn greet(stream: W, secret: Option<&Secret>, deadline: Instant) -> Answer<Self> {
+        let mut c = Self::introduced(stream);
+        c.nonce = std::process::id();
+        let mut hello = match secret {
+            Some(secret) => c.prove(secret, deadline)?,
+            None => Vec::new(),
+        };
+        hello.extend(Encoder::new().op(Op::Validate).u32(MAGIC).op(Op::Ping).u32(c.nonce).0);
+        c.send(&hello, deadline)?;
+        let mut answer = [0; 4];
+        c.read(&mut answer, deadline)?;
+        if secret.is_none() && ASKS_FOR_SECRET.starts_with(&answer) {
+            let mut rest = [0; NOTICE - 4];
+            c.read(&mut rest, deadline)?;
+            if ASKS_FOR_SECRET.ends_with(&rest) {
+                return Err(Fail::Secret(
+                    "asks for a secret: set RUSTCOMMS_SECRET to the one that its other users have",
+                ));
+            }
+        }
+        c.is_pong(answer)?;
+        Ok(c)
+    }
+
+    /// Sends the first message of the handshake, has the second, and returns the third.
+    fn prove(&mut self, secret: &Secret, deadline: Instant) -> Answer<Vec<u8>> {
+        let (initiator, hello) =
+            Initiator::new(secret, auth::STORE).map_err(|e| Fail::Io(io::Error::other(e.to_string())))?;
+        let mut challenge = [0; CHALLENGE];
+        let (first, rest) = challenge.split_at_mut(NOTICE);
+        let unproven = |why| Fail::NoProof(Box::new(why));
+        self.send(&hello, deadline).map_err(unproven)?;
+        self.read(first, deadline).map_err(unproven)?;
+        if *first == HAS_NO_SECRET {
+            return Err(Fail::Secret(
+                "has no secret (is it PyTorch's? it and RUSTCOMMS_SECRET exclude each other): unset RUSTCOMMS_SECRET here, \
+                 or set it where the store is hosted",
+            ));
+        }
+        self.read(rest, deadline).map_err(unproven)?;
+        match initiator.answer(&challenge) {
+            Some(proof) => Ok(proof.into()),
+            None => Err(Fail::Secret(
+                "has another secret than this process: RUSTCOMMS_SECRET must be the same on all ranks and where the store \
+                 is hosted",
+            )),
+        }
+    }
+
+    /// A call begins.
+    pub(crate) fn begin(&mut self) {
+        self.room = MAX_REPLY;
+    }
 
     pub(crate) fn send(&mut self, mut bytes: &[u8], deadline: Instant) -> Answer<()> {
         while !bytes.is_empty() {
-            self.stream.set_write_timeout(Some(left(deadline).ok_or(Fail::TimedOut)?))?;
-            match self.stream.write(bytes) {
-                Ok(n) => bytes = &bytes[n..],
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e.into()),
+            match self.stream.write_by(bytes, deadline)? {
+                0 => return Err(Fail::Io(io::ErrorKind::WriteZero.into())),
+                n => bytes = &bytes[n..],
             }
         }
         Ok(())
@@ -172,59 +290,25 @@ impl Conn {
     pub(crate) fn send_confirmed(&mut self, request: Encoder, deadline: Instant) -> Answer<()> {
         self.nonce = self.nonce.wrapping_add(1);
         self.send(&request.op(Op::Ping).u32(self.nonce).0, deadline)?;
-        self.pong(deadline)
-    }
-
-    fn pong(&mut self, deadline: Instant) -> Answer<()> {
         let mut answer = [0; 4];
         self.read(&mut answer, deadline)?;
+        self.is_pong(answer)
+    }
+
+    fn is_pong(&self, answer: [u8; 4]) -> Answer<()> {
         if u32::from_le_bytes(answer) != self.nonce {
             return Err(Fail::Bad(format!("it answered a ping with {answer:02x?}; is it a TCPStore?")));
         }
         Ok(())
     }
 
-    /// Waits for the reply to WAIT until `deadline`, and then cancels it, for which the server has
-    /// until `late`.
-    pub(crate) fn wait(&mut self, keys: &[&str], deadline: Instant, late: Instant) -> Answer<()> {
-        self.send(&Encoder::new().op(Op::Wait).keys(keys).0, late)?;
-        match self.u8(deadline) {
-            Ok(STOP_WAITING) => return Ok(()),
-            Ok(b) => return Err(Fail::Bad(format!("it answered a wait with {b}"))),
-            Err(Fail::TimedOut) => {}
-            Err(e) => return Err(e),
-        }
-        self.send(&Encoder::new().op(Op::CancelWait).0, late)?;
-        match self.u8(late)? {
-            WAIT_CANCELED => Err(Fail::NotYet),
-            // The wait ended while the cancellation was on its way, which is answered all the same.
-            STOP_WAITING => match self.u8(late)? {
-                WAIT_CANCELED => Ok(()),
-                b => Err(Fail::Bad(format!("it answered a cancellation with {b}"))),
-            },
-            b => Err(Fail::Bad(format!("it answered a cancellation with {b}"))),
-        }
-    }
-
-    fn fill(&mut self, deadline: Instant) -> Answer<()> {
-        loop {
-            self.stream.set_read_timeout(Some(left(deadline).ok_or(Fail::TimedOut)?))?;
-            match self.stream.read(&mut self.buf) {
-                Ok(0) => return Err(Fail::Io(io::ErrorKind::UnexpectedEof.into())),
-                Ok(n) => {
-                    (self.at, self.have) = (0, n);
-                    return Ok(());
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e.into()),
-            }
-        }
-    }
-
     fn read(&mut self, mut out: &mut [u8], deadline: Instant) -> Answer<()> {
         while !out.is_empty() {
             if self.at == self.have {
-                self.fill(deadline)?;
+                match self.stream.read_by(&mut self.buf, deadline)? {
+                    0 => return Err(Fail::Io(io::ErrorKind::UnexpectedEof.into())),
+                    n => (self.at, self.have) = (0, n),
+                }
             }
             let n = out.len().min(self.have - self.at);
             let (head, rest) = out.split_at_mut(n);
@@ -247,16 +331,28 @@ impl Conn {
         Ok(i64::from_le_bytes(b))
     }
 
+    /// A number of things, which is not negative.
+    pub(crate) fn count(&mut self, of: &str, deadline: Instant) -> Answer<i64> {
+        match self.i64(deadline)? {
+            n if n >= 0 => Ok(n),
+            n => Err(Fail::Bad(format!("it announced {n} {of}"))),
+        }
+    }
+
     pub(crate) fn bytes(&mut self, deadline: Instant) -> Answer<Vec<u8>> {
         let len = self.i64(deadline)? as u64;
-        if len > MAX_REPLY {
-            return Err(Fail::Bad(format!("it announced a value of {len} bytes")));
+        let cost = len.saturating_add(ITEM);
+        if cost > self.room {
+            return Err(Fail::Bad(format!(
+                "it announced a value of {len} bytes; its replies to one call may have {MAX_REPLY} together"
+            )));
         }
+        self.room -= cost;
         // Memory follows the bytes that arrive, not those that are announced.
         let mut out = Vec::new();
         while (out.len() as u64) < len {
             let have = out.len();
-            let next = (len - have as u64).min((have as u64).max(1 << 20)) as usize;
+            let next = (len - have as u64).min((have as u64).max(AHEAD)) as usize;
             out.reserve_exact(next);
             out.resize(have + next, 0);
             self.read(&mut out[have..], deadline)?;

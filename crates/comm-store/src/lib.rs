@@ -3,7 +3,8 @@
 //! Not a database and not a data path: a store holds the few small values through which ranks find
 //! each other. [`TcpStore`] and [`TcpStoreServer`] speak the protocol of PyTorch's `TCPStore`
 //! (little-endian, opcodes 0 to 18), so either end can be PyTorch. That protocol has no
-//! authentication and no encryption: bind servers to trusted networks only.
+//! authentication and no encryption: bind servers to trusted networks only, or give both ends a [`comm_core::Secret`],
+//! which PyTorch does not know. Then both prove that they know it before either listens to the other; see [`auth`].
 //!
 //! ```
 //! use std::time::Duration;
@@ -23,9 +24,14 @@
 pub mod auth;
 mod client;
 mod conn;
+mod desk;
 mod discover;
 pub mod env;
+mod exchange;
 mod file;
+#[doc(hidden)]
+pub mod fuzzing;
+pub mod meeting;
 mod memory;
 mod prefix;
 mod protocol;

@@ -1,8 +1,8 @@
-//! The server: one thread, all connections, bounded memory.
+//! The server: one thread, all connections, bounded memory. What they say goes to the [`Desk`].
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -10,19 +10,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use comm_core::{Error, Result};
+use comm_core::{Error, Result, Secret};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::protocol::{Limits, Parser, STOP_WAITING, Step};
-use crate::state::{ConnId, State};
+use crate::desk::{CHUNK, Desk, Refusal, Session};
+use crate::protocol::Limits;
+use crate::state::ConnId;
 
-/// Replies that a connection may leave unread before the server stops listening to it.
-const OUT_HIGH: usize = 256 << 10;
-/// How much is read at once.
-const CHUNK: usize = 64 << 10;
-/// What a connection may hold without drawing on the shared budget: enough for small requests, so
-/// that a full store still answers questions.
-const FREE: usize = 2 * CHUNK;
+/// The slowest that a request or a reply may move, in bytes per second, over the time that a connection may stall.
+const SLOWEST: u64 = 64 << 10;
+/// This much counts as moving, however short that time is.
+const MOVING: usize = 64 << 10;
+/// Warnings about connections that are logged in so much time; more are counted. Strangers must not fill a disk.
+const WARNINGS: (u32, Duration) = (20, Duration::from_secs(10));
 
 /// Limits of a [`TcpStoreServer`]. Everything has a default that suits thousands of ranks.
 #[derive(Clone, Debug)]
@@ -33,6 +33,7 @@ pub struct TcpStoreServerOptions {
     idle_timeout: Option<Duration>,
     limits: Limits,
     max_memory: usize,
+    secret: Option<Secret>,
 }
 
 impl Default for TcpStoreServerOptions {
@@ -43,7 +44,8 @@ impl Default for TcpStoreServerOptions {
             stall_timeout: Duration::from_secs(60),
             idle_timeout: None,
             limits: Limits::default(),
-            max_memory: 1 << 30,
+            max_memory: 256 << 20,
+            secret: None,
         }
     }
 }
@@ -55,22 +57,31 @@ impl TcpStoreServerOptions {
         Self::default()
     }
 
-    /// The most connections at once (16,384). One more is refused, unless a connection that has not
-    /// yet introduced itself can be dropped in its favour.
+    /// The secret that clients must prove to know before the server listens to them (none). PyTorch's clients cannot,
+    /// so with a secret they are turned away.
+    #[must_use]
+    pub fn secret(mut self, secret: Option<Secret>) -> Self {
+        self.secret = secret;
+        self
+    }
+
+    /// The most connections at once (16,384). One more takes the place of the oldest one that has not yet introduced
+    /// itself (with a secret: not yet proven that it knows it), and is refused if there is none.
     #[must_use]
     pub fn max_connections(mut self, n: usize) -> Self {
         self.max_connections = n.max(1);
         self
     }
 
-    /// How long a new connection may take to introduce itself (10 s).
+    /// How long a new connection may take to prove that it knows the secret and to introduce itself (10 s).
     #[must_use]
     pub fn first_message_timeout(mut self, t: Duration) -> Self {
         self.first_message_timeout = t;
         self
     }
 
-    /// How long a connection may stop in the middle of a request, or leave replies unread (60 s).
+    /// How long a connection may stop in the middle of a request, or leave replies unread (60 s). Who sends or reads a
+    /// little now and then does no better: what is unfinished must move by 64 KiB per second of this time.
     #[must_use]
     pub fn stall_timeout(mut self, t: Duration) -> Self {
         self.stall_timeout = t;
@@ -106,15 +117,27 @@ impl TcpStoreServerOptions {
         self
     }
 
-    /// The most memory in bytes for what is stored and what is in transit, about (1 GiB). Requests
-    /// that would exceed it close their connection.
+    /// The most memory in bytes for what is stored (values, queues and who waits for what) and what is in transit,
+    /// about (256 MiB). A request that would exceed it ends its connection, because the protocol has no other answer,
+    /// and changes nothing; the reason is logged. The last eighth is left to connections that hold little, so that a
+    /// full store still answers questions.
     #[must_use]
     pub fn max_memory(mut self, bytes: usize) -> Self {
         self.max_memory = bytes;
         self
     }
 
+    /// What must move in the time for which a connection may stall.
+    fn enough(&self) -> usize {
+        let bytes = self.stall_timeout.as_secs().saturating_mul(SLOWEST);
+        usize::try_from(bytes).unwrap_or(usize::MAX).max(MOVING)
+    }
+
     /// Starts a server with these limits.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the address cannot be bound or the thread not be started.
     pub fn bind(self, addr: impl ToSocketAddrs) -> Result<TcpStoreServer> {
         let listener =
             TcpListener::bind(addr).map_err(|e| Error::io("the store's server could not bind its address", &e))?;
@@ -122,6 +145,10 @@ impl TcpStoreServerOptions {
     }
 
     /// Starts a server on a listener that exists, as torchrun's agents and systemd hand them over.
+    ///
+    /// # Errors
+    ///
+    /// `Io` when the listener cannot be used or the thread not be started.
     pub fn serve(self, listener: TcpListener) -> Result<TcpStoreServer> {
         let io = |e: io::Error| Error::io("the store's server could not start", &e);
         let addr = listener.local_addr().map_err(io)?;
@@ -132,15 +159,15 @@ impl TcpStoreServerOptions {
         woken.set_nonblocking(true).map_err(io)?;
         let shared = Arc::new(Shared::default());
         let server = Loop {
+            desk: Desk::new(self.limits, self.max_memory, self.secret.clone()),
             options: self,
             listener,
             waker: woken,
             shared: Arc::clone(&shared),
             conns: HashMap::new(),
             next_id: 0,
-            state: State::default(),
-            charged: 0,
             accept_after: None,
+            warnings: Warnings { until: Instant::now(), left: 0, more: 0 },
             scratch: vec![0; CHUNK],
         };
         let thread =
@@ -171,7 +198,11 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Starts a server with default limits. Port 0 takes a free one.
+    /// Starts a server with default limits and without secret. Port 0 takes a free one.
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServerOptions::bind`].
     pub fn bind(addr: impl ToSocketAddrs) -> Result<Self> {
         TcpStoreServerOptions::new().bind(addr)
     }
@@ -214,63 +245,37 @@ impl Drop for TcpStoreServer {
     }
 }
 
+/// Whether something that has begun goes on fast enough.
+#[derive(Debug)]
+struct Pace {
+    since: Instant,
+    moved: usize,
+}
+
+impl Pace {
+    fn new(now: Instant) -> Self {
+        Self { since: now, moved: 0 }
+    }
+
+    fn moves(&mut self, n: usize, enough: usize) {
+        self.moved += n;
+        if self.moved >= enough {
+            *self = Self::new(Instant::now());
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Conn {
     stream: TcpStream,
     peer: SocketAddr,
-    parser: Parser,
-    /// Input behind a request whose replies have not been read yet.
-    pending: Vec<u8>,
-    out: Vec<u8>,
-    sent: usize,
     opened: Instant,
+    /// When a byte last moved.
     progress: Instant,
-    /// What it counts for in [`Loop::charged`].
-    charge: usize,
-}
-
-impl Conn {
-    fn unsent(&self) -> usize {
-        self.out.len() - self.sent
-    }
-
-    fn listens(&self) -> bool {
-        self.unsent() < OUT_HIGH && self.pending.is_empty()
-    }
-
-    fn held(&self) -> usize {
-        self.parser.held() + self.out.capacity() + self.pending.capacity()
-    }
-
-    /// Writes what the socket takes.
-    fn flush(&mut self) -> io::Result<()> {
-        while self.sent < self.out.len() {
-            match self.stream.write(&self.out[self.sent..]) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(n) => {
-                    self.sent += n;
-                    self.progress = Instant::now();
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    // Otherwise a peer that always leaves a little unread would let this grow for ever.
-                    if self.sent >= self.out.len() / 2 {
-                        self.out.drain(..self.sent);
-                        self.sent = 0;
-                    }
-                    return Ok(());
-                }
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Err(e),
-            }
-        }
-        self.sent = 0;
-        if self.out.capacity() > CHUNK {
-            self.out = Vec::new();
-        } else {
-            self.out.clear();
-        }
-        Ok(())
-    }
+    /// Of the request that is arriving.
+    input: Pace,
+    /// Of the replies that are leaving; `None` while it is owed nothing.
+    output: Option<Pace>,
 }
 
 /// Why a connection ends.
@@ -281,6 +286,40 @@ enum End {
     Refused(String),
 }
 
+impl End {
+    fn refused(why: &str) -> Self {
+        Self::Refused(why.into())
+    }
+}
+
+/// How many warnings may still be logged.
+#[derive(Debug)]
+struct Warnings {
+    until: Instant,
+    left: u32,
+    more: u64,
+}
+
+impl Warnings {
+    /// Whether the next one is logged.
+    fn allow(&mut self) -> bool {
+        let now = Instant::now();
+        if now >= self.until {
+            if self.more > 0 {
+                tracing::warn!("{} more warnings of the store about connections are not shown", self.more);
+            }
+            *self = Self { until: now + WARNINGS.1, left: WARNINGS.0, more: 0 };
+        }
+        let allowed = self.left > 0;
+        if allowed {
+            self.left -= 1;
+        } else {
+            self.more += 1;
+        }
+        allowed
+    }
+}
+
 struct Loop {
     options: TcpStoreServerOptions,
     listener: TcpListener,
@@ -288,11 +327,10 @@ struct Loop {
     shared: Arc<Shared>,
     conns: HashMap<ConnId, Conn>,
     next_id: ConnId,
-    state: State,
-    /// What connections hold beyond what is free.
-    charged: usize,
+    desk: Desk,
     /// No accepting before this, because the process has no descriptors left.
     accept_after: Option<Instant>,
+    warnings: Warnings,
     scratch: Vec<u8>,
 }
 
@@ -327,11 +365,7 @@ impl Loop {
 
     fn publish(&self) {
         self.shared.connections.store(self.conns.len(), Ordering::Relaxed);
-        self.shared.memory.store(self.used(), Ordering::Relaxed);
-    }
-
-    fn used(&self) -> usize {
-        self.state.bytes() + self.charged
+        self.shared.memory.store(self.desk.used(), Ordering::Relaxed);
     }
 
     /// Waits for something to do. Connections come first in `ready`, the listener (`None`) last, so
@@ -344,10 +378,12 @@ impl Loop {
         let mut ids = Vec::with_capacity(self.conns.len());
         let mut fds = Vec::with_capacity(self.conns.len() + 2);
         for (id, c) in &self.conns {
+            let Some(s) = self.desk.session(*id) else { continue };
+            let owed = !s.output().is_empty();
             let mut interest = PollFlags::empty();
-            interest.set(PollFlags::IN, c.listens());
-            interest.set(PollFlags::OUT, c.unsent() > 0 || !c.pending.is_empty());
-            timed |= !c.parser.validated() || c.parser.in_request() || c.unsent() > 0;
+            interest.set(PollFlags::IN, s.listens());
+            interest.set(PollFlags::OUT, owed);
+            timed |= !s.introduced() || s.in_request() || owed;
             ids.push(*id);
             fds.push(PollFd::from_borrowed_fd(c.stream.as_fd(), interest));
         }
@@ -382,7 +418,9 @@ impl Loop {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted || e.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(e) => {
                     // No descriptors or no memory. The listener stays readable, so polling it now would spin.
-                    tracing::warn!("the store cannot accept connections: {e}");
+                    if self.warnings.allow() {
+                        tracing::warn!("the store cannot accept connections: {e}");
+                    }
                     self.accept_after = Some(Instant::now() + Duration::from_millis(100));
                     self.evict();
                     return;
@@ -393,12 +431,14 @@ impl Loop {
 
     fn admit(&mut self, stream: TcpStream, peer: SocketAddr) {
         if self.conns.len() >= self.options.max_connections && !self.evict() {
-            tracing::warn!(%peer, "the store refuses a connection: it has {} already", self.conns.len());
+            if self.warnings.allow() {
+                tracing::warn!(%peer, "the store refuses a connection: it has {} already", self.conns.len());
+            }
             self.shared.refused.fetch_add(1, Ordering::Relaxed);
             return;
         }
         if let Err(e) = stream.set_nonblocking(true).and_then(|()| stream.set_nodelay(true)) {
-            tracing::warn!(%peer, "the store could not set up a connection: {e}");
+            tracing::debug!(%peer, "the store could not set up a connection: {e}");
             return;
         }
         // A host that vanishes must not stay on the books for ever. Best effort.
@@ -406,24 +446,14 @@ impl Loop {
         let now = Instant::now();
         let id = self.next_id;
         self.next_id += 1;
-        let conn = Conn {
-            stream,
-            peer,
-            parser: Parser::new(self.options.limits),
-            pending: Vec::new(),
-            out: Vec::new(),
-            sent: 0,
-            opened: now,
-            progress: now,
-            charge: 0,
-        };
-        self.conns.insert(id, conn);
+        self.desk.open(id);
+        self.conns.insert(id, Conn { stream, peer, opened: now, progress: now, input: Pace::new(now), output: None });
     }
 
-    /// Drops the oldest connection that has not introduced itself; false if all have.
+    /// Drops the oldest connection that has not settled; false if all have.
     fn evict(&mut self) -> bool {
         // Ids grow with time.
-        let Some(id) = self.conns.iter().filter(|(_, c)| !c.parser.validated()).map(|(id, _)| *id).min() else {
+        let Some(id) = self.conns.keys().copied().filter(|id| !self.desk.settled(*id)).min() else {
             return false;
         };
         self.close(id, End::Refused("it has not introduced itself, and its place is needed".into()));
@@ -432,98 +462,88 @@ impl Loop {
 
     fn sweep(&mut self, now: Instant) {
         let o = &self.options;
-        let late = |c: &Conn| {
-            let quiet = now.saturating_duration_since(c.progress);
-            if !c.parser.validated() {
-                (now.saturating_duration_since(c.opened) >= o.first_message_timeout)
-                    .then_some("it did not introduce itself in time")
-            } else if c.unsent() > 0 {
-                (quiet >= o.stall_timeout).then_some("it does not read its replies")
-            } else if c.parser.in_request() {
-                (quiet >= o.stall_timeout).then_some("it stopped in the middle of a request")
+        let over = |since: Instant, limit: Duration| now.saturating_duration_since(since) >= limit;
+        let late = |c: &Conn, s: &Session| {
+            if s.turned() {
+                over(c.opened, o.first_message_timeout).then_some(End::Gone)
+            } else if !s.introduced() {
+                over(c.opened, o.first_message_timeout).then_some(End::refused("it did not introduce itself in time"))
+            } else if let Some(output) = &c.output {
+                over(output.since, o.stall_timeout).then_some(End::refused("it does not read its replies"))
+            } else if s.in_request() {
+                over(c.input.since, o.stall_timeout).then_some(End::refused("it stopped in the middle of a request"))
             } else {
-                o.idle_timeout.is_some_and(|t| quiet >= t).then_some("it was idle too long")
+                o.idle_timeout.is_some_and(|t| over(c.progress, t)).then_some(End::refused("it was idle too long"))
             }
         };
-        let late: Vec<_> = self.conns.iter().filter_map(|(id, c)| Some((*id, late(c)?))).collect();
+        let late: Vec<_> =
+            self.conns.iter().filter_map(|(id, c)| Some((*id, late(c, self.desk.session(*id)?)?))).collect();
         for (id, why) in late {
-            self.close(id, End::Refused(why.into()));
+            self.close(id, why);
         }
     }
 
     fn close(&mut self, id: ConnId, why: End) {
         let Some(c) = self.conns.remove(&id) else { return };
-        self.charged -= c.charge;
-        self.state.forget(id);
+        self.desk.close(id);
         match why {
             End::Gone => tracing::debug!(peer = %c.peer, "the store's connection ended"),
-            End::Refused(why) => {
-                tracing::warn!(peer = %c.peer, "the store closes a connection: {why}");
-                self.shared.refused.fetch_add(1, Ordering::Relaxed);
-            }
+            End::Refused(why) => self.refuse(c.peer, &why),
         }
+    }
+
+    fn refuse(&mut self, peer: SocketAddr, why: &str) {
+        if self.warnings.allow() {
+            tracing::warn!(%peer, "the store closes a connection: {why}");
+        }
+        self.shared.refused.fetch_add(1, Ordering::Relaxed);
     }
 
     fn serve(&mut self, id: ConnId, flags: PollFlags) {
-        let mut woken = Vec::new();
-        let result = self.serve_one(id, flags, &mut woken);
-        if let Err(end) = result.and_then(|()| self.account(id)) {
+        if let Err(end) = self.serve_one(id, flags) {
             self.close(id, end);
         }
-        for id in woken {
-            self.release(id);
-        }
-    }
-
-    /// Tells a waiting connection that its wait is over.
-    fn release(&mut self, id: ConnId) {
-        let Some(c) = self.conns.get_mut(&id) else { return };
-        c.out.push(STOP_WAITING);
-        if c.flush().is_err() {
-            self.close(id, End::Gone);
-        }
-    }
-
-    /// Updates what `id` counts for, and ends it if the store cannot afford it.
-    fn account(&mut self, id: ConnId) -> Result<(), End> {
-        let Some(c) = self.conns.get_mut(&id) else { return Ok(()) };
-        self.charged -= c.charge;
-        c.charge = c.held().saturating_sub(FREE);
-        self.charged += c.charge;
-        if c.charge > 0 && self.used() > self.options.max_memory {
-            return Err(End::Refused("the store's memory limit is reached".into()));
-        }
-        Ok(())
-    }
-
-    fn serve_one(&mut self, id: ConnId, flags: PollFlags, woken: &mut Vec<ConnId>) -> Result<(), End> {
-        let Some(c) = self.conns.get_mut(&id) else { return Ok(()) };
-        c.flush().map_err(|_| End::Gone)?;
-        if !c.pending.is_empty() {
-            if c.unsent() < OUT_HIGH {
-                let pending = std::mem::take(&mut c.pending);
-                self.process(id, &pending, woken)?;
+        // Those whose wait is over because of it are told at once.
+        for id in self.desk.take_woken() {
+            if let Err(end) = self.flush(id) {
+                self.close(id, end);
             }
-            return Ok(());
         }
+    }
+
+    fn serve_one(&mut self, id: ConnId, flags: PollFlags) -> Result<(), End> {
+        self.flush(id)?;
         if !flags.intersects(PollFlags::IN | PollFlags::HUP | PollFlags::ERR) {
             return Ok(());
         }
         let mut scratch = std::mem::take(&mut self.scratch);
-        let result = self.read(id, &mut scratch, woken);
+        let result = self.read(id, &mut scratch);
         self.scratch = scratch;
         result
     }
 
-    fn read(&mut self, id: ConnId, scratch: &mut [u8], woken: &mut Vec<ConnId>) -> Result<(), End> {
+    fn read(&mut self, id: ConnId, scratch: &mut [u8]) -> Result<(), End> {
         // A large value should not cost one poll of everybody per chunk; nor should it shut everybody out.
         for _ in 0..16 {
-            let Some(c) = self.conns.get_mut(&id).filter(|c| c.listens()) else { return Ok(()) };
+            let Some(c) = self.conns.get_mut(&id) else { return Ok(()) };
+            let Some(s) = self.desk.session(id).filter(|s| s.listens()) else { return Ok(()) };
             match c.stream.read(scratch) {
                 Ok(0) => return Err(End::Gone),
                 Ok(n) => {
                     c.progress = Instant::now();
-                    self.process(id, &scratch[..n], woken)?;
+                    if !s.in_request() {
+                        c.input = Pace::new(c.progress);
+                    }
+                    c.input.moves(n, self.options.enough());
+                    match self.desk.input(id, &scratch[..n]) {
+                        Ok(()) => {}
+                        Err(Refusal::Close(why)) => return Err(End::Refused(why)),
+                        Err(Refusal::Tell(why)) => {
+                            let peer = c.peer;
+                            self.refuse(peer, why);
+                        }
+                    }
+                    self.flush(id)?;
                     if n < scratch.len() {
                         return Ok(());
                     }
@@ -535,33 +555,37 @@ impl Loop {
         Ok(())
     }
 
-    /// Carries out the requests in `input`; keeps what is behind a reply that the peer does not read.
-    fn process(&mut self, id: ConnId, mut input: &[u8], woken: &mut Vec<ConnId>) -> Result<(), End> {
+    /// Writes what the socket takes, and carries out the requests that waited for that.
+    fn flush(&mut self, id: ConnId) -> Result<(), End> {
         let Some(c) = self.conns.get_mut(&id) else { return Ok(()) };
-        while let Step::Request(request) = c.parser.next(&mut input).map_err(|b| End::Refused(b.to_string()))? {
-            let used = self.state.bytes() + self.charged;
-            let budget = self.options.max_memory.saturating_sub(used);
-            let before = woken.len();
-            let applied = self.state.apply(id, request, budget, &mut c.out, woken);
-            applied.map_err(|r| End::Refused(r.to_string()))?;
-            // A connection can end its own wait, and then its replies must stay in order.
-            let own = woken[before..].iter().filter(|w| **w == id).count();
-            if own > 0 {
-                c.out.extend(std::iter::repeat_n(STOP_WAITING, own));
-                let mut at = 0;
-                woken.retain(|w| {
-                    at += 1;
-                    at <= before || *w != id
-                });
-            }
-            if c.unsent() >= OUT_HIGH {
-                c.flush().map_err(|_| End::Gone)?;
-                if c.unsent() >= OUT_HIGH {
-                    c.pending = input.to_vec();
-                    return Ok(());
+        while let Some(s) = self.desk.session(id) {
+            if s.output().is_empty() {
+                c.output = None;
+                if s.turned() {
+                    // Its end of the connection is closed by the peer, or after a while: closing both ends with input
+                    // unread would take the notice away from it. An error means that it is gone already.
+                    let _ = c.stream.shutdown(Shutdown::Write);
                 }
+                return Ok(());
+            }
+            let pace = c.output.get_or_insert_with(|| Pace::new(Instant::now()));
+            match c.stream.write(s.output()) {
+                Ok(0) => return Err(End::Gone),
+                Ok(n) => {
+                    c.progress = Instant::now();
+                    pace.moves(n, self.options.enough());
+                    match self.desk.sent(id, n) {
+                        Ok(()) => {}
+                        Err(Refusal::Close(why)) => return Err(End::Refused(why)),
+                        // Only before the first request, behind which nothing can wait.
+                        Err(Refusal::Tell(_)) => {}
+                    }
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return Err(End::Gone),
             }
         }
-        c.flush().map_err(|_| End::Gone)
+        Ok(())
     }
 }

@@ -145,6 +145,38 @@ fn wrong_answers_are_errors_and_cost_no_memory() {
     wrong(s.compare_set("k", b"", b"v").unwrap_err());
 }
 
+/// Every answer of every call: negative counts, absurd lengths, values no answer may have.
+#[test]
+fn garbage_for_every_call_is_corrupt() {
+    type Call = fn(&TcpStore) -> comm_core::Result<()>;
+    let calls: [Call; 12] = [
+        |s| s.set("k", b"v"),
+        |s| s.get("k", LONG).map(drop),
+        |s| s.check(&["k"]).map(drop),
+        |s| s.wait(&["k"], LONG),
+        |s| s.compare_set("k", b"", b"v").map(drop),
+        |s| s.delete_key("k").map(drop),
+        |s| s.num_keys().map(drop),
+        |s| s.append("k", b"v"),
+        |s| s.multi_get(&["k"], LONG).map(drop),
+        |s| s.queue_pop("k", LONG).map(drop),
+        |s| s.queue_len("k").map(drop),
+        |s| s.list_keys().map(drop),
+    ];
+    let addr = fake(|mut s| {
+        let mut request = [0; 64];
+        let _ = s.read(&mut request);
+        let _ = s.write_all(&[0xf7; 64]);
+        std::mem::forget(s);
+    });
+    for (i, call) in calls.iter().enumerate() {
+        let store = TcpStore::connect(addr, LONG).unwrap();
+        let e = call(&store).unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }), "{i}: {e}");
+        assert!(e.to_string().contains(&addr.to_string()), "{i}: {e}");
+    }
+}
+
 #[test]
 fn an_old_server_has_no_queues() {
     let addr = fake(drop);

@@ -1,6 +1,7 @@
 //! Environments as the launchers make them, alone, inside each other, incomplete and wrong.
 
 use comm_core::{ErrorKind, Result};
+use comm_store::meeting::{Meeting, PmiServer};
 use comm_store::{LAUNCHERS, Place, discover_as_in, discover_in};
 
 /// Reads `NAME=value` pairs, separated by white space, later ones over earlier ones.
@@ -126,6 +127,13 @@ fn each_launcher() {
             "openmpi 3/4 3/4 0/1 - rank0 prterun-h0-77@1",
         ),
         ("run id by hand", format!("{OMPI} RUSTCOMMS_RUN_ID=x {MASTER}"), "openmpi 3/4 1/2 -/- h0:29500 rank0 x"),
+        (
+            "rustcomms run, restarted",
+            "RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4 RUSTCOMMS_STORE=h:1 RUSTCOMMS_RUN_ID=r9.2 RUSTCOMMS_RESTART_COUNT=2 \
+             TORCHELASTIC_RUN_ID=r9 TORCHELASTIC_RESTART_COUNT=2"
+                .into(),
+            "rustcomms 1/4 -/- -/- h:1 - r9.2",
+        ),
     ] {
         let place = with(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
         assert_eq!(line(&place), want, "{name}: {:?}", place.why);
@@ -282,14 +290,33 @@ fn what_only_informs_does_not_stop_a_run() {
 }
 
 #[test]
+fn what_torchrun_does_not_number_is_told() {
+    for (more, want) in [
+        ("", Some("j7")),
+        ("GROUP_WORLD_SIZE=", Some("j7")),
+        ("RUSTCOMMS_RUN_ID=x", Some("x")),
+        ("GROUP_WORLD_SIZE=1 GROUP_RANK=0", None),
+        ("TORCHELASTIC_USE_AGENT_STORE=False", Some("j7")),
+        ("TORCHELASTIC_RESTART_COUNT=", None),
+        ("RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1", None),
+    ] {
+        let place = with(&format!("{TORCH} {more}")).unwrap();
+        assert_eq!(place.unnumbered.as_deref(), want, "{more}: {place:?}");
+        assert_eq!(place.why.iter().any(|w| w.contains("agree in the store")), want.is_some(), "{:?}", place.why);
+    }
+    assert_eq!(with(OMPI).unwrap().unnumbered, None);
+}
+
+#[test]
 fn without_an_address_the_error_says_what_to_set() {
-    let one_host = with(&format!("{HYDRA} MPI_LOCALNRANKS=6")).unwrap().require_store().unwrap_err().to_string();
+    let one_host =
+        with(&format!("{HYDRA} PMI_FD= MPI_LOCALNRANKS=6")).unwrap().require_meeting().unwrap_err().to_string();
     for part in ["pmi tells", "the 6 ranks", "MASTER_ADDR=127.0.0.1", "RUSTCOMMS_STORE"] {
         assert!(one_host.contains(part), "{one_host}");
     }
     let several = with(OMPI).unwrap();
     assert!(several.why.iter().any(|w| w.contains("nothing tells where the ranks meet")), "{:?}", several.why);
-    let several = several.require_store().unwrap_err().to_string();
+    let several = several.require_meeting().unwrap_err().to_string();
     assert!(several.contains("the host of rank 0") && !several.contains("127.0.0.1"), "{several}");
     assert_eq!(with(TORCH).unwrap().require_store().unwrap(), "h0:29500");
 }
@@ -308,4 +335,68 @@ fn all_ranks_of_a_step_agree_and_fill_their_nodes() {
         }
     }
     assert_eq!((rank, seen.len()), (11, 1));
+}
+
+#[test]
+fn how_the_ranks_meet() {
+    const LOCAL: &str = "OMPI_COMM_WORLD_LOCAL_RANK=3 OMPI_COMM_WORLD_LOCAL_SIZE=4";
+    let fd = |n| Meeting::Pmi(PmiServer::Descriptor(n));
+    let port = |addr: &str, id: &str| Meeting::Pmi(PmiServer::Port { addr: addr.into(), id: id.into() });
+    let file = |job: &str| Meeting::LocalFile { job: job.into() };
+    for (name, text, want, because) in [
+        ("hydra", HYDRA.to_owned(), fd(5), "PMI_FD=5"),
+        ("hydra, one host", format!("{HYDRA} MPI_LOCALNRANKS=6"), fd(5), "PMI_FD=5"),
+        ("hydra, address by hand", format!("{HYDRA} {MASTER}"), Meeting::Address, "pmi decides"),
+        ("hydra, store by hand", format!("{HYDRA} RUSTCOMMS_STORE=s:1"), Meeting::Address, "store at s:1"),
+        ("hydra, alone", "PMI_RANK=0 PMI_SIZE=1 PMI_FD=5".into(), Meeting::Unknown, "pmi decides"),
+        ("hydra, switched off", format!("{HYDRA} RUSTCOMMS_PMI=0"), Meeting::Unknown, "RUSTCOMMS_PMI says so"),
+        (
+            "switched off, one host",
+            format!("{HYDRA} RUSTCOMMS_PMI=off MPI_LOCALNRANKS=6 RUSTCOMMS_RUN_ID=r"),
+            file("pmi.r"),
+            "in a file",
+        ),
+        ("a bad descriptor", format!("{HYDRA} PMI_FD=five"), Meeting::Unknown, "PMI_FD is ignored: 'five'"),
+        ("a bad descriptor, unused", format!("{HYDRA} PMI_FD=five {MASTER}"), Meeting::Address, "PMI_FD is ignored"),
+        (
+            "hydra -pmi-port",
+            "PMI_ID=1 PMI_PORT=h:4000 PMI_SIZE=4".into(),
+            port("h:4000", "1"),
+            "PMI_PORT=h:4000, PMI_ID=1",
+        ),
+        ("mpirun_rsh", format!("{MV2} PMI_PORT=h:4000 PMI_ID=2"), port("h:4000", "2"), "PMI_PORT=h:4000"),
+        ("mpirun", OMPI.into(), Meeting::Unknown, "set MASTER_ADDR"),
+        ("mpirun, one host", format!("{OMPI} {LOCAL}"), file("openmpi.prterun-h0-77@1.0"), "in a file"),
+        (
+            "mpirun 4, one host",
+            format!(
+                "{OMPI} {LOCAL} PMIX_NAMESPACE= OMPI_MCA_ess_base_jobid=7 OMPI_MCA_orte_precondition_transports=ab-cd"
+            ),
+            file("openmpi.7.ab-cd"),
+            "in a file",
+        ),
+        ("mpirun, no name", format!("{OMPI} {LOCAL} PMIX_NAMESPACE="), Meeting::Unknown, "set MASTER_ADDR"),
+        ("mpirun, run id by hand", format!("{OMPI} {LOCAL} RUSTCOMMS_RUN_ID=x"), file("openmpi.x"), "in a file"),
+        ("run id, several hosts", format!("{OMPI} RUSTCOMMS_RUN_ID=x"), Meeting::Unknown, "set MASTER_ADDR"),
+        ("mpirun, one host, address", format!("{OMPI} {LOCAL} {MASTER}"), Meeting::Address, "openmpi decides"),
+        (
+            "pals, one host",
+            format!("{PALS} WORLD_SIZE=24 PALS_LOCAL_SIZE=24 PALS_LOCAL_RANKID=13 PALS_NODEID=0"),
+            file("pals.ab-cd"),
+            "in a file",
+        ),
+        ("torchrun", TORCH.into(), Meeting::Address, "torchrun decides"),
+        ("nothing", String::new(), Meeting::Unknown, "no launcher"),
+    ] {
+        let place = with(&text).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(place.meeting, want, "{name}: {:?}", place.why);
+        assert!(place.why.iter().any(|w| w.contains(because)), "{name}: {:?}", place.why);
+        assert_eq!(place.require_meeting().is_ok(), place.size == 1 || want != Meeting::Unknown, "{name}");
+    }
+    assert!(refused("PMI_ID=1 PMI_PORT=h:4000").contains("start mpiexec without -pmi-port"));
+    let all: std::collections::HashSet<_> = (0..4)
+        .map(|rank| with(&format!("{OMPI} {LOCAL} OMPI_COMM_WORLD_RANK={rank} OMPI_COMM_WORLD_LOCAL_RANK={rank}")))
+        .map(|place| place.unwrap().meeting)
+        .collect();
+    assert_eq!(all.len(), 1, "all ranks agree");
 }

@@ -200,18 +200,101 @@ fn long_keys_and_damaged_files() {
     let mut listed = store.list_keys().unwrap();
     listed.sort();
     assert_eq!(listed, keys);
-    for bytes in [&b""[..], b"rcf1", b"rcf1\xff\xff\xff\xffx", b"rcf1\x01\0\0\0xvalue"] {
+    for bytes in [&b""[..], b"rcf2", &record("other", b"1"), b"rcf1\x03\0\0\0key1", &[0xff; 500]] {
         std::fs::write(store.path().join("k.key"), bytes).unwrap();
-        let e = store.get("key", LONG).unwrap_err();
-        assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }), "{e}");
-        assert!(store.add("key", 1).unwrap_err().to_string().contains("k.key"));
+        refused(&store, "");
     }
-    std::fs::write(store.path().join("q.key"), b"rcf1\x03\0\0\0key\xff\xff\xff\xff\xff\xff\xff\xff").unwrap();
-    for e in [store.queue_pop("key", LONG).unwrap_err(), store.queue_len("key").unwrap_err()] {
-        assert!(e.to_string().contains("middle of an element"), "{e}");
+    // An element of 2^64-1 bytes, and one of which half is there.
+    for body in [&[0xff; 8][..], &[4, 0, 0, 0, 0, 0, 0, 0, 1, 2], &[1]] {
+        std::fs::write(store.path().join("q.key"), record("key", body)).unwrap();
+        for e in [store.queue_pop("key", LONG).unwrap_err(), store.queue_len("key").unwrap_err()] {
+            assert!(e.to_string().contains("middle of an element"), "{e}");
+        }
     }
     store.set("key", b"good").unwrap();
     assert_eq!(store.get("key", LONG).unwrap(), b"good");
+}
+
+/// What the store writes for a value or a queue.
+fn record(key: &str, body: &[u8]) -> Vec<u8> {
+    let (lens, hash) = ((key.len() as u32, body.len() as u64), comm_core::Fnv::hash(body));
+    let parts = [&b"rcf2"[..], &lens.0.to_le_bytes(), &lens.1.to_le_bytes(), &hash.to_le_bytes(), key.as_bytes(), body];
+    parts.concat()
+}
+
+/// Every call on the damaged `key` fails with `Corrupt`, which names its file.
+fn refused(store: &FileStore, words: &str) {
+    for e in [
+        store.get("key", LONG).unwrap_err(),
+        store.add("key", 1).unwrap_err(),
+        store.append("key", b"1").unwrap_err(),
+        store.multi_get(&["key"], LONG).unwrap_err(),
+        store.compare_set("key", b"", b"1").unwrap_err(),
+    ] {
+        assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }), "{e}");
+        assert!(e.to_string().contains("k.key") && e.to_string().contains(words), "{e}");
+    }
+}
+
+#[test]
+fn values_that_are_cut_off_or_altered_are_noticed() {
+    let shared = Shared::new();
+    let store = FileStore::open(&shared.0, "r").unwrap();
+    store.set("key", b"12345").unwrap();
+    let file = store.path().join("k.key");
+    let whole = std::fs::read(&file).unwrap();
+    assert_eq!(whole, record("key", b"12345"));
+    for len in 0..whole.len() {
+        std::fs::write(&file, &whole[..len]).unwrap();
+        refused(&store, "");
+    }
+    std::fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    refused(&store, "cut off");
+    std::fs::write(&file, [&whole[..], b"6"].concat()).unwrap();
+    refused(&store, "longer");
+    for at in 0..whole.len() {
+        let mut bent = whole.clone();
+        bent[at] ^= 1;
+        std::fs::write(&file, &bent).unwrap();
+        refused(&store, "");
+    }
+    std::fs::write(&file, &whole).unwrap();
+    assert_eq!(store.add("key", 0).unwrap(), 12_345);
+}
+
+/// What lies in a value's place must neither be waited for nor read without end.
+#[test]
+fn what_is_no_file_or_too_large_is_refused() {
+    let shared = Shared::new();
+    let store = FileStore::open(&shared.0, "r").unwrap();
+    let file = store.path().join("k.key");
+    assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+    refused(&store, "is no file");
+    std::fs::remove_file(&file).unwrap();
+    std::fs::create_dir(&file).unwrap();
+    refused(&store, "is no file");
+    std::fs::remove_dir(&file).unwrap();
+    // Without blocks on the disk.
+    std::fs::File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    let e = store.get("key", LONG).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }) && e.to_string().contains("more than"), "{e}");
+    let e = store.set("key", &vec![0; 256 << 20]).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }) && e.to_string().contains("the most is"), "{e}");
+    let e = store.set(&"k".repeat(9000), b"").unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }) && e.to_string().contains("the most is"), "{e}");
+}
+
+#[test]
+fn a_marker_of_garbage_is_no_run() {
+    let shared = Shared::new();
+    let store = FileStore::open(&shared.0, "r").unwrap();
+    let marker = store.path().join("run");
+    for garbage in [&b""[..], b"\xff\xfe\0", b"rustcomms file store 1\nx\nr\n", &[b'x'; 100_000]] {
+        std::fs::write(&marker, garbage).unwrap();
+        assert!(FileStore::open(&shared.0, "r").is_err());
+        let e = store.set("k", b"v").unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::Corrupt { .. }), "{e}");
+    }
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! The rustcomms command: run, perf, doctor.
+//! The rustcomms command: run, perf, doctor, store.
 //!
 //! One module per subcommand; this file only chooses between them.
 
 mod doctor;
 mod perf;
 mod run;
+mod store;
 
 use std::process::ExitCode;
 
@@ -25,6 +26,9 @@ enum Command {
     Run(run::Args),
     #[command(name = run::GUARD, hide = true)]
     Guard,
+    #[command(name = doctor::PROBE, hide = true)]
+    Probe(doctor::ProbeArgs),
+    Store(store::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,5 +37,7 @@ fn main() -> ExitCode {
         Command::Perf(args) => perf::execute(&args),
         Command::Run(args) => run::execute(&args),
         Command::Guard => run::guard(),
+        Command::Probe(args) => doctor::probe(&args),
+        Command::Store(args) => store::execute(&args),
     }
 }

@@ -93,6 +93,7 @@ fn settings_are_listed_honoured_and_checked() {
         ("RUSTCOMMS_SIMD", "portable"),
         ("RUSTCOMMS_TIMEOUT", "7.5"),
         ("RUSTCOMMS_LAUNCHER", "single"),
+        ("RUSTCOMMS_PMI", "0"),
     ]);
     assert_eq!(code, Some(0), "{out}");
     for part in

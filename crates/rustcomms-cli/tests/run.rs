@@ -1,145 +1,21 @@
 //! `rustcomms run` as real processes, with shell scripts as ranks.
 
+mod common;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::Read;
-use std::path::Path;
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use comm_core::Store;
-use rustix::process::{Pid, Signal, kill_process};
-
-/// Long enough for a loaded machine; nothing should take as long.
-const LONG: Duration = Duration::from_secs(60);
-
-/// A launcher that is killed when the test ends, however it ends.
-struct Launcher {
-    child: Child,
-    out: File,
-    err: File,
-}
-
-struct Ended {
-    status: ExitStatus,
-    out: Vec<u8>,
-    err: String,
-    took: Duration,
-}
-
-impl Ended {
-    fn code(&self) -> i32 {
-        self.status.code().unwrap_or_else(|| panic!("{:?}: {}", self.status, self.err))
-    }
-
-    fn lines(&self) -> BTreeSet<String> {
-        String::from_utf8(self.out.clone()).unwrap().lines().map(str::to_owned).collect()
-    }
-
-    /// That it succeeded and said nothing.
-    fn fine(self) -> Self {
-        assert_eq!((self.code(), &*self.err), (0, ""));
-        self
-    }
-}
-
-impl Launcher {
-    fn start(args: &[&str], script: &str) -> Self {
-        Self::with(args, &["/bin/sh", "-c", script], |_| {})
-    }
-
-    fn with(args: &[&str], program: &[&str], change: impl FnOnce(&mut Command)) -> Self {
-        let (out, err) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
-        let mut c = Command::new(env!("CARGO_BIN_EXE_rustcomms"));
-        c.arg("run").args(args).arg("--").args(program).env_remove("OMP_NUM_THREADS");
-        c.stdin(Stdio::null()).stdout(out.try_clone().unwrap()).stderr(err.try_clone().unwrap());
-        change(&mut c);
-        Self { child: c.spawn().unwrap(), out, err }
-    }
-
-    fn signal(&self, s: Signal) {
-        kill_process(Pid::from_raw(self.child.id() as i32).unwrap(), s).unwrap();
-    }
-
-    fn end(mut self) -> Ended {
-        let start = Instant::now();
-        let status = loop {
-            match self.child.try_wait().unwrap() {
-                Some(s) => break s,
-                None if start.elapsed() > LONG => panic!("hangs; stderr so far: {}", self.stderr()),
-                None => std::thread::sleep(Duration::from_millis(5)),
-            }
-        };
-        Ended { status, out: contents(&self.out), err: self.stderr(), took: start.elapsed() }
-    }
-
-    fn stderr(&self) -> String {
-        String::from_utf8_lossy(&contents(&self.err)).into_owned()
-    }
-}
-
-impl Drop for Launcher {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// All of a file that another process writes through the same open file.
-fn contents(file: &File) -> Vec<u8> {
-    let mut all = Vec::new();
-    File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file)))
-        .unwrap()
-        .read_to_end(&mut all)
-        .unwrap();
-    all
-}
-
-fn run(args: &[&str], script: &str) -> Ended {
-    Launcher::start(args, script).end()
-}
-
-fn lines(of: &[&str]) -> BTreeSet<String> {
-    of.iter().map(|s| (*s).to_owned()).collect()
-}
-
-fn eventually(what: &str, mut f: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !f() {
-        assert!(start.elapsed() < LONG, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
-/// Whether a process runs. A zombie does not: who adopts it may be slow to bury it.
-fn runs(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
-}
-
-/// A script that writes the pids of itself and of a child of its own into `dir` and then stays.
-fn stay(dir: &Path, before: &str) -> String {
-    let dir = dir.display();
-    format!(
-        "{before}\nsleep 1000 & echo $! > {dir}/c$RANK.tmp; mv {dir}/c$RANK.tmp {dir}/c$RANK; echo $$ > {dir}/r$RANK.tmp; mv {dir}/r$RANK.tmp {dir}/r$RANK; while :; do wait; sleep 0.05; done"
-    )
-}
-
-/// The pids that `n` ranks of [`stay`] wrote, when all have.
-fn pids(dir: &Path, n: usize) -> Vec<String> {
-    let names: Vec<_> = (0..n).flat_map(|i| [dir.join(format!("c{i}")), dir.join(format!("r{i}"))]).collect();
-    eventually("all ranks are up", || names.iter().all(|n| n.exists()));
-    let pids: Vec<String> = names.iter().map(|n| std::fs::read_to_string(n).unwrap().trim().to_owned()).collect();
-    assert!(pids.iter().all(|p| runs(p)), "{pids:?}");
-    pids
-}
+use common::{LONG, Launcher, contents, eventually, free_port, lines, node, pids, run, runs, stay};
+use rustix::process::Signal;
 
 #[test]
 fn the_environment() {
     let names = "RUSTCOMMS_RANK RUSTCOMMS_WORLD_SIZE RUSTCOMMS_LOCAL_RANK RUSTCOMMS_LOCAL_WORLD_SIZE RUSTCOMMS_NODE_RANK \
         RUSTCOMMS_NNODES RUSTCOMMS_STORE RUSTCOMMS_RUN_ID RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK \
         GROUP_WORLD_SIZE ROLE_RANK ROLE_WORLD_SIZE ROLE_NAME MASTER_ADDR MASTER_PORT TORCHELASTIC_USE_AGENT_STORE \
-        TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS OMP_NUM_THREADS";
+        RUSTCOMMS_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS OMP_NUM_THREADS";
     let script = format!("for n in {names}; do eval \"echo $n=\\$$n\"; done");
     let ended = run(&["-n", "3", "--run-id", "my run"], &script).fine();
     let mut vars: BTreeMap<String, BTreeMap<String, String>> = BTreeMap::new();
@@ -175,6 +51,7 @@ fn the_environment() {
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("TORCHELASTIC_RUN_ID", "my run"),
             ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("RUSTCOMMS_RESTART_COUNT", "0"),
             ("TORCHELASTIC_MAX_RESTARTS", "0"),
             ("OMP_NUM_THREADS", &omp),
         ] {
@@ -440,16 +317,6 @@ fn mistakes_are_explained() {
     assert!(ended.err.contains(&format!("cannot host the store on port {port}")), "{}", ended.err);
 }
 
-fn free_port() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
-}
-
-/// Starts node `i` of two.
-fn node(i: &str, port: &str, more: &[&str], script: &str) -> Launcher {
-    let args = ["-n", "2", "--nnodes", "2", "--node-rank", i, "--master-addr", "127.0.0.1", "--master-port", port];
-    Launcher::start(&[&args, more].concat(), script)
-}
-
 #[test]
 fn two_nodes() {
     let port = free_port();
@@ -555,6 +422,7 @@ fn nodes_that_do_not_fit_together() {
         (&["--run-id", "other"][..], "belongs to run"),
         (&["-n", "2", "--nnodes", "3"], "node 1 has --nnodes 3 but node 0 has --nnodes 2"),
         (&["-n", "3", "--nnodes", "2"], "node 1 has -n 3 but node 0 has -n 2"),
+        (&["--max-restarts", "1"], "node 1 has --max-restarts 1 but node 0 has --max-restarts 0"),
     ] {
         let base = ["--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", &port];
         let shape: &[&str] = if more[0] == "-n" { &[] } else { &["-n", "2", "--nnodes", "2"] };

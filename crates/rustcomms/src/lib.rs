@@ -41,9 +41,11 @@
 //! | `RUSTCOMMS_ALGO` | chosen by operation, size and ranks | algorithm for every operation that has one of this name; the others choose. A name that no operation has is an error. All ranks need the same |
 //! | `RUSTCOMMS_SIMD` | all that the processor has | most that reductions use of it: `portable`, `avx2` or `avx512`; results are the same. See [`simd_level`] |
 //! | `RUSTCOMMS_LAUNCHER` | found out | launcher whose variables count: `rustcomms`, `torchrun`, `openmpi`, `pmi`, `slurm`, `mvapich`, `pals`, `kubernetes` or `single` |
+//! | `RUSTCOMMS_PMI` | used where no store is named | `0`: ranks do not meet through the PMI server of MPICH's, Intel MPI's or MVAPICH's launcher, see below |
 //! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
 //! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
 //! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, which keeps runs apart that share a store |
+//! | `RUSTCOMMS_RESTART_COUNT` | not set | how often the launcher has restarted the ranks, for the program; the name of the run tells it, too |
 //! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`); communicators find out by themselves |
 //! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
 //!

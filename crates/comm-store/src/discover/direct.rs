@@ -41,6 +41,8 @@ pub(super) fn torchrun(vars: &Vars<'_>) -> Result<Reading> {
             // torchrun writes Python's spelling of a boolean.
             f.hosted = vars.text(torch::USE_AGENT_STORE).is_some_and(|v| v == "True");
             f.run = format!("{run}.{restarts}");
+            // Each agent counts the restarts that its own ranks caused. Without agents there are none.
+            f.unnumbered = (vars.has(torch::RESTART_COUNT) && f.nodes.is_none_or(|n| n > 1)).then_some(run);
             Ok(Reading::Found(f))
         }
         other => Ok(other),

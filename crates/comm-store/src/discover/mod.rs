@@ -10,6 +10,7 @@ use comm_core::{Error, ErrorKind, Result};
 use read::{Found, Reading, Vars};
 
 use crate::env;
+use crate::meeting::Meeting;
 
 /// What the environment says about this process's place in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,19 +35,32 @@ pub struct Place {
     pub store: Option<String>,
     /// Whether rank 0 must host the store, because the launcher does not.
     pub rank0_hosts: bool,
+    /// How the ranks find the store.
+    pub meeting: Meeting,
     /// Name of the run, with the restart count if there is one.
     pub run: String,
+    /// Name of the run alone, where the launcher starts ranks again and does not number that alike for all of them. They must agree on a name in the store then, as [`meeting::open`](crate::meeting::open) does.
+    pub unnumbered: Option<String>,
     /// What was found, what decided and why, in sentences for `rustcomms doctor`.
     pub why: Vec<String>,
 }
 
 impl Place {
+    /// Whether the ranks can meet: at an address, through the launcher, or through a file.
+    ///
+    /// # Errors
+    ///
+    /// `Bootstrap`, saying what to set under this launcher, when several ranks have nothing of these.
+    pub fn require_meeting(&self) -> Result<()> {
+        if self.size == 1 || self.meeting != Meeting::Unknown { Ok(()) } else { self.require_store().map(drop) }
+    }
+
     /// The store's address.
     ///
     /// # Errors
     ///
-    /// `Bootstrap`, saying what to set under this launcher, when nothing tells the address. Several ranks need one on a
-    /// single host, too.
+    /// `Bootstrap`, saying what to set under this launcher, when nothing tells the address. There may be another way to
+    /// [meet](Self::meeting) all the same.
     pub fn require_store(&self) -> Result<&str> {
         self.store.as_deref().ok_or_else(|| {
             let example = if self.size == self.local_size.unwrap_or(0) {
@@ -234,9 +248,56 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
         }
         None => f.store,
     };
-    if store.is_none() && size > 1 {
-        why.push(format!("nothing tells where the ranks meet: set MASTER_ADDR and MASTER_PORT, or {}", env::STORE));
+    let named = vars.text(env::RUN_ID);
+    let meeting = match (&store, f.pmi) {
+        (Some(_), _) => Meeting::Address,
+        _ if size == 1 => Meeting::Unknown,
+        (None, Some(server)) => {
+            why.push(format!(
+                "no store is named: rank 0 opens one, and the others hear of it from the launcher ({server})"
+            ));
+            Meeting::Pmi(server)
+        }
+        // Without a name, two runs of one user would meet each other.
+        (None, None) => match named.clone().or(f.job).filter(|_| local_size == Some(size)) {
+            Some(job) => {
+                why.push(
+                    "no store is named, and all ranks are on this host: rank 0 opens one, and leaves its address in a file \
+                     below XDG_RUNTIME_DIR, TMPDIR or /tmp"
+                        .into(),
+                );
+                Meeting::LocalFile { job: format!("{method}.{job}") }
+            }
+            None => {
+                why.push(format!(
+                    "nothing tells where the ranks meet: set MASTER_ADDR and MASTER_PORT, or {}",
+                    env::STORE
+                ));
+                Meeting::Unknown
+            }
+        },
+    };
+    let unnumbered = named.clone().or(f.unnumbered.clone()).filter(|_| f.unnumbered.is_some() && size > 1);
+    if unnumbered.is_some() {
+        why.push(
+            "the launcher does not number restarts alike on all hosts: ranks agree in the store on a name for each"
+                .into(),
+        );
     }
-    let run = vars.text(env::RUN_ID).unwrap_or(f.run);
-    Ok(Place { method, rank, size, local_rank, local_size, node, nodes, store, rank0_hosts, run, why })
+    let run = named.unwrap_or(f.run);
+    Ok(Place {
+        method,
+        rank,
+        size,
+        local_rank,
+        local_size,
+        node,
+        nodes,
+        store,
+        rank0_hosts,
+        meeting,
+        run,
+        unnumbered,
+        why,
+    })
 }

@@ -1,12 +1,15 @@
-//! The launchers of MPI libraries. None of them tells an address, so `MASTER_ADDR` and `MASTER_PORT` must.
+//! The launchers of MPI libraries. None of them tells an address: ranks meet through the PMI server of Hydra and its
+//! kin, through a file where all are on one host, or at `MASTER_ADDR` and `MASTER_PORT`.
 //!
-//! Open MPI's names are from its documentation. Those of Hydra, Intel MPI, MVAPICH and PALS are general knowledge and
-//! what programs in the field read; no test here has run under them.
+//! Tried with Open MPI 4.1.4 and Hydra 4.0.2. The names of Open MPI 5 are from its documentation; those of Intel MPI,
+//! MVAPICH and PALS are general knowledge and what programs in the field read.
 
 use comm_core::{Error, Result};
 
 use super::read::{Found, Reading, Vars, pair};
 use super::slurm;
+use crate::env;
+use crate::meeting::PmiServer;
 
 /// Adds what only a found place needs.
 fn complete(reading: Reading, f: impl FnOnce(&mut Found) -> Result<()>) -> Result<Reading> {
@@ -28,7 +31,11 @@ pub(super) fn openmpi(vars: &Vars<'_>) -> Result<Reading> {
             f.local_rank = vars.number("OMPI_COMM_WORLD_LOCAL_RANK")?;
             f.local_size = vars.number("OMPI_COMM_WORLD_LOCAL_SIZE")?;
             f.store = vars.master(None, None)?;
-            f.run = vars.text("PMIX_NAMESPACE").unwrap_or_else(|| "openmpi".into());
+            // Both follow from mpirun's process id and host; Open MPI 4 adds a random number.
+            let job = vars.text("PMIX_NAMESPACE").or_else(|| vars.text("OMPI_MCA_ess_base_jobid"));
+            let random = vars.text("OMPI_MCA_orte_precondition_transports");
+            f.job = job.as_ref().map(|job| format!("{job}.{}", random.as_deref().unwrap_or("0")));
+            f.run = job.unwrap_or_else(|| "openmpi".into());
             Ok(())
         }),
     }
@@ -52,14 +59,41 @@ pub(super) fn pmi_of_srun(vars: &Vars<'_>) -> Result<bool> {
     }
 }
 
+/// The PMI-1 server that `PMI_FD`, or `PMI_PORT` with `PMI_ID`, lead to, unless it was switched off. Who needs it is not
+/// known here, so what makes no sense is left out.
+fn server(vars: &Vars<'_>, why: &mut Vec<String>) -> Option<PmiServer> {
+    if vars.text(env::PMI).is_some_and(|v| ["0", "off", "no", "false"].contains(&v.to_ascii_lowercase().as_str())) {
+        why.push(format!("the launcher's PMI server is not used: {} says so", env::PMI));
+        return None;
+    }
+    if let Some(fd) = vars.text("PMI_FD") {
+        let number = fd.parse().ok().map(PmiServer::Descriptor);
+        if number.is_none() {
+            why.push(format!("PMI_FD is ignored: '{}' is no descriptor", crate::shorten(&fd)));
+        }
+        return number;
+    }
+    let (addr, id) = (vars.text("PMI_PORT")?, vars.text("PMI_ID")?);
+    (!id.contains(char::is_whitespace)).then_some(PmiServer::Port { addr, id })
+}
+
 /// Hydra's `mpiexec` of MPICH and Intel MPI, and others with PMI-1.
 pub(super) fn pmi(vars: &Vars<'_>) -> Result<Reading> {
-    complete(pair(vars, "PMI_RANK", "PMI_SIZE")?, |f| {
+    let by_port = vars.has("PMI_PORT") && vars.has("PMI_ID") && !vars.has("PMI_RANK");
+    if by_port && !vars.has("PMI_SIZE") {
+        return Ok(Reading::Incomplete(Error::invalid(
+            "PMI_PORT and PMI_ID are set, but nothing says how many ranks there are: start mpiexec without -pmi-port, or set \
+             PMI_SIZE to its -n",
+        )));
+    }
+    complete(pair(vars, if by_port { "PMI_ID" } else { "PMI_RANK" }, "PMI_SIZE")?, |f| {
         f.local_rank = vars.first(&["MPI_LOCALRANKID", "PMI_LOCAL_RANK", "PALS_LOCAL_RANKID"])?;
         f.local_size = vars.first(&["MPI_LOCALNRANKS", "PMI_LOCAL_SIZE", "PALS_LOCAL_SIZE"])?;
         f.node = vars.number("PALS_NODEID")?;
         f.store = vars.master(None, None)?;
-        f.run = vars.text("PALS_APID").unwrap_or_else(|| "pmi".into());
+        f.pmi = server(vars, &mut f.why);
+        f.job = vars.text("PALS_APID");
+        f.run = f.job.clone().unwrap_or_else(|| "pmi".into());
         Ok(())
     })
 }
@@ -72,6 +106,7 @@ pub(super) fn mvapich(vars: &Vars<'_>) -> Result<Reading> {
             f.local_rank = vars.number("MV2_COMM_WORLD_LOCAL_RANK")?;
             f.local_size = vars.number("MV2_COMM_WORLD_LOCAL_SIZE")?;
             f.store = vars.master(None, None)?;
+            f.pmi = server(vars, &mut f.why);
             f.run = "mvapich".into();
             Ok(())
         }),
@@ -95,6 +130,7 @@ pub(super) fn pals(vars: &Vars<'_>) -> Result<Reading> {
         local_size: vars.number("PALS_LOCAL_SIZE")?,
         node: vars.number("PALS_NODEID")?,
         store: vars.master(None, None)?,
+        job: vars.text("PALS_APID"),
         run: vars.text("PALS_APID").unwrap_or_else(|| "pals".into()),
         ..Found::default()
     })))

@@ -3,6 +3,7 @@
 use comm_core::{Error, Result};
 
 use crate::env::{self, torch};
+use crate::meeting::PmiServer;
 
 /// An environment.
 pub(super) struct Vars<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
@@ -73,7 +74,13 @@ pub(super) struct Found {
     pub(super) store: Option<String>,
     /// The launcher hosts the store.
     pub(super) hosted: bool,
+    /// The launcher's key-value server.
+    pub(super) pmi: Option<PmiServer>,
+    /// A name that no other job on this host has at the same time.
+    pub(super) job: Option<String>,
     pub(super) run: String,
+    /// The run without the number of its restarts, where that is not alike for all ranks.
+    pub(super) unnumbered: Option<String>,
     pub(super) why: Vec<String>,
 }
 

@@ -72,9 +72,9 @@ pub(super) fn read(vars: &Vars<'_>) -> Result<Reading> {
             .first(&["SLURM_STEP_NUM_NODES", "SLURM_NNODES"])?
             .or_else(|| hosts.and_then(Result::ok).map(|h| h.len())),
         store,
-        hosted: false,
         run: job.map_or_else(|| format!("slurm.{step}"), |job| format!("{job}.{step}")),
         why,
+        ..Found::default()
     })))
 }
 

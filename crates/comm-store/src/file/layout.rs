@@ -13,8 +13,18 @@ pub(super) const LOCK: &str = "lock";
 /// What marks the names that are not finished, or no longer wanted.
 pub(super) const HIDDEN: char = '.';
 
-const MARKER_HEAD: &str = "rustcomms file store 1";
-const MAGIC: &[u8; 4] = b"rcf1";
+const MARKER_HEAD: &str = "rustcomms file store 2";
+const MAGIC: &[u8; 4] = b"rcf2";
+/// The magic, the key's length (4 bytes), the body's (8), and a hash of the body (8).
+const HEAD: usize = 24;
+/// The largest file that is written, and of which more than its head is read.
+pub(super) const MOST: usize = 256 << 20;
+/// The longest key; as in a [`TcpStore`](crate::TcpStore), about.
+pub(super) const MOST_KEY: usize = 8 << 10;
+/// The largest marker.
+pub(super) const MOST_MARKER: usize = 64 << 10;
+/// So much of a file tells its key.
+pub(super) const START: usize = HEAD + MOST_KEY;
 /// File systems allow 255 bytes; a prefix and a hash come on top.
 const MOST_NAME: usize = 180;
 
@@ -38,7 +48,7 @@ pub(super) fn encode(key: &str) -> String {
 }
 
 /// The key of an encoded name; `None` if it was shortened, or is none.
-pub(super) fn decode(name: &str) -> Option<String> {
+pub(crate) fn decode(name: &str) -> Option<String> {
     let mut out = Vec::with_capacity(name.len());
     let mut bytes = name.bytes();
     while let Some(b) = bytes.next() {
@@ -56,7 +66,7 @@ pub(super) fn decode(name: &str) -> Option<String> {
 }
 
 /// The file of a key's value.
-pub(super) fn value_file(key: &str) -> String {
+pub(crate) fn value_file(key: &str) -> String {
     format!("k.{}", encode(key))
 }
 
@@ -65,22 +75,41 @@ pub(super) fn queue_file(key: &str) -> String {
     format!("q.{}", encode(key))
 }
 
-/// A file's contents: whose they are, then what.
-pub(super) fn record(key: &str, body: &[u8]) -> Vec<u8> {
-    let mut out = Vec::with_capacity(8 + key.len() + body.len());
+/// A file's contents: whose they are, how much there is, and what.
+pub(crate) fn record(key: &str, body: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEAD + key.len() + body.len());
     out.extend_from_slice(MAGIC);
     out.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    out.extend_from_slice(&(body.len() as u64).to_le_bytes());
+    out.extend_from_slice(&Fnv::hash(body).to_le_bytes());
     out.extend_from_slice(key.as_bytes());
     out.extend_from_slice(body);
     out
 }
 
-/// The key that a file belongs to, and where its body starts.
-pub(super) fn key_of(bytes: &[u8]) -> Option<(&str, usize)> {
+/// The key that a file belongs to, of which this is the start.
+pub(crate) fn key_of(bytes: &[u8]) -> Option<&str> {
     let rest = bytes.strip_prefix(MAGIC)?;
-    let (len, rest) = rest.split_first_chunk()?;
+    let (len, _) = rest.split_first_chunk()?;
     let len = usize::try_from(u32::from_le_bytes(*len)).ok()?;
-    Some((std::str::from_utf8(rest.get(..len)?).ok()?, 8 + len))
+    std::str::from_utf8(bytes.get(HEAD..)?.get(..len)?).ok()
+}
+
+/// Where a file's body starts if it is the key's and whole, else what is wrong.
+pub(crate) fn body_of(bytes: &[u8], key: &str) -> Result<usize, &'static str> {
+    let of = key_of(bytes).ok_or("was not written by this store")?;
+    if of != key {
+        return Err("belongs to another key of the same hash");
+    }
+    let at = HEAD + of.len();
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    if word(8) != (bytes.len() - at) as u64 {
+        return Err("is cut off, or longer than it was written");
+    }
+    if word(16) != Fnv::hash(&bytes[at..]) {
+        return Err("holds something else than was written");
+    }
+    Ok(at)
 }
 
 /// Adds an element to a queue's body.
@@ -91,13 +120,13 @@ pub(super) fn push(body: &mut Vec<u8>, value: &[u8]) {
 
 /// A queue's body ends in the middle of an element.
 #[derive(Debug)]
-pub(super) struct CutOff;
+pub(crate) struct CutOff;
 
 /// An element, and what is behind it.
 type Front<'a> = (&'a [u8], &'a [u8]);
 
 /// The first element of a queue's body and what is behind it; `None` at the end, an error if it is cut off.
-pub(super) fn front(body: &[u8]) -> Result<Option<Front<'_>>, CutOff> {
+pub(crate) fn front(body: &[u8]) -> Result<Option<Front<'_>>, CutOff> {
     if body.is_empty() {
         return Ok(None);
     }
@@ -112,7 +141,7 @@ pub(super) fn marker(run: &str, nonce: &str) -> String {
 }
 
 /// The nonce and the run of a marker.
-pub(super) fn read_marker(text: &str) -> Option<(&str, &str)> {
+pub(crate) fn read_marker(text: &str) -> Option<(&str, &str)> {
     let (nonce, run) = text.strip_prefix(MARKER_HEAD)?.strip_prefix('\n')?.split_once('\n')?;
     Some((nonce, run.strip_suffix('\n')?))
 }
@@ -139,15 +168,27 @@ mod tests {
         #[test]
         fn records_come_back(key in ".{0,40}", body in prop::collection::vec(any::<u8>(), 0..60)) {
             let bytes = record(&key, &body);
-            let (got, at) = key_of(&bytes).unwrap();
-            prop_assert_eq!((got, &bytes[at..]), (key.as_str(), &body[..]));
+            let at = body_of(&bytes, &key).unwrap();
+            prop_assert_eq!((key_of(&bytes), &bytes[at..]), (Some(key.as_str()), &body[..]));
+            let other = [key.as_str(), "x"].concat();
+            prop_assert!(body_of(&bytes, &other).is_err());
+            // Neither a part of it, nor with more behind it, nor with a bit changed, is it taken for whole.
+            for end in 0..bytes.len() {
+                prop_assert!(body_of(&bytes[..end], &key).is_err());
+            }
+            prop_assert!(body_of(&[&bytes[..], b"x"].concat(), &key).is_err());
+            for bit in 0..8 * bytes.len() {
+                let mut bent = bytes.clone();
+                bent[bit / 8] ^= 1 << (bit % 8);
+                prop_assert!(body_of(&bent, &key).is_err(), "bit {}", bit);
+            }
             prop_assert_eq!(decode(&encode(&key)), (!encode(&key).contains('~')).then_some(key));
         }
 
         #[test]
         fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..60), text in ".{0,40}") {
-            let _ = (key_of(&bytes), front(&bytes), decode(&text), read_marker(&text));
-            let _ = key_of(&[&MAGIC[..], &bytes].concat());
+            let _ = (key_of(&bytes), body_of(&bytes, &text), front(&bytes), decode(&text), read_marker(&text));
+            let _ = body_of(&[&MAGIC[..], &bytes].concat(), &text);
         }
 
         #[test]

@@ -31,7 +31,7 @@ pub(super) fn among_threads(dir: &Path) -> Arc<Mutex<()>> {
 }
 
 /// Locks an open file until it is closed; false if others hold it until `deadline`.
-pub(super) fn among_processes(file: &File, deadline: Instant) -> io::Result<bool> {
+pub(crate) fn among_processes(file: &File, deadline: Instant) -> io::Result<bool> {
     let mut nap = NAPS.0;
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {

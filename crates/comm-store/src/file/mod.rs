@@ -1,11 +1,11 @@
 //! A store in a directory that all ranks share.
 
-mod layout;
-mod lock;
+pub(crate) mod layout;
+pub(crate) mod lock;
 
 use std::fs::{self, DirBuilder, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -127,6 +127,10 @@ impl FileStore {
         if run.is_empty() {
             return Err(Error::invalid("a file store needs the name of its run"));
         }
+        if run.len() > layout::MOST_KEY {
+            let (len, most) = (run.len(), layout::MOST_KEY);
+            return Err(Error::invalid(format!("the name of the run has {len} bytes; the most is {most}")));
+        }
         let at = shared.display();
         let hint = |what: &str| Error::new(ErrorKind::Io { what: format!("the store's directory {at} {what}") });
         match fs::metadata(shared) {
@@ -143,25 +147,21 @@ impl FileStore {
         let mut made = None;
         // A second round finds what another rank made in between; more are needed only while runs remove it.
         for _ in 0..100 {
-            match fs::read_to_string(dir.join(layout::MARKER)) {
-                Ok(text) => {
-                    let (nonce, name) = layout::read_marker(&text).ok_or_else(|| foreign(&dir))?;
-                    if name != run {
-                        return Err(foreign(&dir));
-                    }
-                    let inner = Inner {
-                        threads: lock::among_threads(&dir),
-                        run: run.into(),
-                        nonce: nonce.into(),
-                        token: random(),
-                        turn: TURN,
-                        dir,
-                    };
-                    let new = made.as_deref() == Some(nonce);
-                    return Ok((Self(Arc::new(inner)), new));
+            if let Some(text) = read_marker_file(&dir)? {
+                let (nonce, name) = layout::read_marker(&text).ok_or_else(|| foreign(&dir))?;
+                if name != run {
+                    return Err(foreign(&dir));
                 }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(Error::io(format!("reading the marker of {}", dir.display()), &e)),
+                let inner = Inner {
+                    threads: lock::among_threads(&dir),
+                    run: run.into(),
+                    nonce: nonce.into(),
+                    token: random(),
+                    turn: TURN,
+                    dir,
+                };
+                let new = made.as_deref() == Some(nonce);
+                return Ok((Self(Arc::new(inner)), new));
             }
             let nonce = format!("{:016x}{:016x}", random(), random());
             match make(&shared, &dir, run, &nonce) {
@@ -187,15 +187,12 @@ impl FileStore {
 
     /// Fails unless the directory is still that of this run.
     fn alive(&self) -> Result<()> {
-        let marker = fs::read_to_string(self.file(layout::MARKER));
-        let same = marker.as_ref().ok().and_then(|t| layout::read_marker(t)).is_some_and(|(n, _)| n == self.0.nonce);
-        if same {
-            return Ok(());
-        }
-        let how = match &marker {
-            Ok(_) => "was replaced by another run of this name".into(),
-            Err(e) if e.kind() == io::ErrorKind::NotFound => "was removed".into(),
-            Err(e) => format!("cannot be read any more ({e})"),
+        let marker = read_marker_file(&self.0.dir)?;
+        let how = match marker.as_deref().map(layout::read_marker) {
+            Some(Some((nonce, _))) if nonce == self.0.nonce => return Ok(()),
+            Some(Some(_)) => "was replaced by another run of this name",
+            Some(None) => return Err(damaged(&self.file(layout::MARKER), "is not the marker of a run")),
+            None => "was removed",
         };
         let what = format!("the directory {} of run '{}' {how}", self.0.dir.display(), crate::shorten(&self.0.run));
         Err(Error::new(ErrorKind::Io { what }))
@@ -257,25 +254,21 @@ impl FileStore {
     /// The body of the file `name`, which belongs to `key`.
     fn read(&self, name: &str, key: &str) -> Result<Option<Vec<u8>>> {
         let path = self.file(name);
-        let mut bytes = match fs::read(&path) {
-            Ok(bytes) => bytes,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(Error::io(format!("reading {}", path.display()), &e)),
-        };
-        match layout::key_of(&bytes) {
-            Some((of, at)) if of == key => {
-                bytes.drain(..at);
-                Ok(Some(bytes))
-            }
-            Some(_) => Err(damaged(&path, "belongs to another key of the same hash")),
-            None => Err(damaged(&path, "was not written by this store")),
-        }
+        let Some(mut bytes) = read_file(&path, layout::MOST)? else { return Ok(None) };
+        let at = layout::body_of(&bytes, key).map_err(|how| damaged(&path, how))?;
+        bytes.drain(..at);
+        Ok(Some(bytes))
     }
 
     /// Replaces the file `name`. Only under the lock.
     fn write(&self, name: &str, key: &str, body: &[u8]) -> Result<()> {
-        if u32::try_from(key.len()).is_err() {
-            return Err(Error::invalid("the key is longer than 4 GiB"));
+        if key.len() > layout::MOST_KEY {
+            let (len, most) = (key.len(), layout::MOST_KEY);
+            return Err(Error::invalid(format!("the key has {len} bytes; the most is {most}")));
+        }
+        if body.len() > layout::MOST - layout::START {
+            let (len, most) = (body.len(), layout::MOST - layout::START);
+            return Err(Error::invalid(format!("the key's file would hold {len} bytes; the most is {most}")));
         }
         let (path, new) = (self.file(name), self.file(&format!("{}new-{:016x}", layout::HIDDEN, self.0.token)));
         let written = fs::write(&new, layout::record(key, body)).and_then(|()| fs::rename(&new, &path));
@@ -493,11 +486,45 @@ impl Store for FileStore {
 /// The key that a file with a shortened name belongs to.
 fn long_key(path: &Path) -> Result<String> {
     let fail = |e: &io::Error| Error::io(format!("reading {}", path.display()), e);
-    // Keys are far shorter; values may be long, and are not needed.
+    // Values may be long, and are not needed.
     let mut head = Vec::new();
-    File::open(path).map_err(|e| fail(&e))?.take(1 << 20).read_to_end(&mut head).map_err(|e| fail(&e))?;
-    let (key, _) = layout::key_of(&head).ok_or_else(|| damaged(path, "was not written by this store"))?;
+    let file = open_file(path)?.ok_or_else(|| fail(&io::ErrorKind::NotFound.into()))?;
+    file.take(layout::START as u64).read_to_end(&mut head).map_err(|e| fail(&e))?;
+    let key = layout::key_of(&head).ok_or_else(|| damaged(path, "was not written by this store"))?;
     Ok(key.into())
+}
+
+/// Opens a file of this store; `None` if it is not there.
+fn open_file(path: &Path) -> Result<Option<File>> {
+    let fail = |e: &io::Error| Error::io(format!("reading {}", path.display()), e);
+    // Not blocking: a pipe in the file's place would wait for a writer.
+    let flags = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap_or_default();
+    match File::options().read(true).custom_flags(flags).open(path) {
+        Ok(file) if file.metadata().map_err(|e| fail(&e))?.is_file() => Ok(Some(file)),
+        Ok(_) => Err(damaged(path, "is no file")),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(fail(&e)),
+    }
+}
+
+/// What is in a file of this store, at most `most` bytes; `None` if it is not there.
+fn read_file(path: &Path, most: usize) -> Result<Option<Vec<u8>>> {
+    let Some(file) = open_file(path)? else { return Ok(None) };
+    let fail = |e: &io::Error| Error::io(format!("reading {}", path.display()), e);
+    let len = file.metadata().map_err(|e| fail(&e))?.len();
+    let too_long = || damaged(path, &format!("has more than {most} bytes"));
+    let len = usize::try_from(len).ok().filter(|n| *n <= most).ok_or_else(too_long)?;
+    let mut bytes = Vec::with_capacity(len);
+    // What is not one of this store's files may grow meanwhile.
+    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|e| fail(&e))?;
+    if bytes.len() > most { Err(too_long()) } else { Ok(Some(bytes)) }
+}
+
+/// The text of a run's marker; `None` if there is none.
+fn read_marker_file(dir: &Path) -> Result<Option<String>> {
+    let path = dir.join(layout::MARKER);
+    let Some(bytes) = read_file(&path, layout::MOST_MARKER)? else { return Ok(None) };
+    String::from_utf8(bytes).map(Some).map_err(|_| damaged(&path, "is not the marker of a run"))
 }
 
 /// Makes the directory of a run, complete or not at all.
@@ -528,7 +555,7 @@ fn damaged(path: &Path, how: &str) -> Error {
 }
 
 /// A random number, from the operating system through the standard library's hasher keys.
-fn random() -> u64 {
+pub(crate) fn random() -> u64 {
     use std::hash::{BuildHasher, Hasher};
     let mut h = std::collections::hash_map::RandomState::new().build_hasher();
     h.write_u32(std::process::id());

@@ -5,15 +5,16 @@ use collectives::Algorithm;
 use super::Findings;
 
 /// The settings that users choose, what they are for, and what holds where they are not set.
-const SETTINGS: [(&str, &str, &str); 4] = [
+const SETTINGS: [(&str, &str, &str); 5] = [
     ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
     ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
     ("RUSTCOMMS_LAUNCHER", "launcher whose variables count", "found out, see below"),
+    ("RUSTCOMMS_PMI", "0: not to meet through the launcher's PMI server", "used where no store is named"),
     ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
 ];
 
 /// What launchers set, and what it is for.
-const LAUNCHER: [(&str, &str); 8] = [
+const LAUNCHER: [(&str, &str); 9] = [
     ("RUSTCOMMS_RANK", "rank of this process"),
     ("RUSTCOMMS_WORLD_SIZE", "ranks of the run"),
     ("RUSTCOMMS_LOCAL_RANK", "rank on this host"),
@@ -22,6 +23,7 @@ const LAUNCHER: [(&str, &str); 8] = [
     ("RUSTCOMMS_NNODES", "hosts of the run"),
     ("RUSTCOMMS_STORE", "where ranks meet"),
     ("RUSTCOMMS_RUN_ID", "name of the run"),
+    ("RUSTCOMMS_RESTART_COUNT", "restarts so far"),
 ];
 
 /// By this one `cargo xtask` finds processes that outlive their command. It is no setting of anybody's.
@@ -45,7 +47,9 @@ pub(super) fn look(found: &mut Findings) {
     for (name, value) in &set {
         match known().find(|(known, _)| known == name) {
             Some((_, what)) => {
-                Findings::say(&format!("  {name}={value} ({what})"));
+                // What is printed here gets into issues and logs.
+                let shown = if name.contains("SECRET") { "(not shown)" } else { value };
+                Findings::say(&format!("  {name}={shown} ({what})"));
                 if let Some(e) = unusable(name, value) {
                     found.problem(&e);
                 }

@@ -1,13 +1,18 @@
 //! `rustcomms doctor`: what this machine and this environment are, and whether communication works on them.
 //!
-//! [`environment`] reads the variables, [`loopback`] runs two ranks.
+//! [`environment`] reads the variables, [`limits`] and [`network`] look at the system, [`libraries`] loads what later backends
+//! use, and [`loopback`] runs two ranks.
 
 mod environment;
+mod libraries;
+mod limits;
 mod loopback;
+mod network;
 
 use std::io::Write;
 use std::process::ExitCode;
 
+pub(crate) use libraries::{PROBE, ProbeArgs, probe};
 use rustcomms::store::discover;
 
 /// Look at this machine and its settings, and try every operation on it
@@ -16,7 +21,11 @@ use rustcomms::store::discover;
 /// chosen when. Then two ranks of this process connect over backend tcp, run each operation on few and on many bytes,
 /// and compare the results; each line says which algorithm ran and how long one call took.
 ///
-/// Names of variables that nobody reads get a warning. The exit code is 1 when something is wrong: values that cannot be
+/// Before that it tries what ranks need of the system: descriptors, processes, locked and shared memory, loopback in both
+/// families, the host's name; and loads the libraries that GPU and RDMA backends would use, each in a process of its own.
+///
+/// These are ok; or a note, which says what could be better, or is missing and not needed; or a problem. Names of variables
+/// that nobody reads get a warning. The exit code is 1 when something is wrong: values that cannot be
 /// used, no connection, a wrong result. Times are for orientation; rustcomms perf measures.
 #[derive(Debug, clap::Args)]
 #[command(verbatim_doc_comment)]
@@ -34,6 +43,14 @@ impl Findings {
         let _ = writeln!(std::io::stdout().lock(), "{text}");
     }
 
+    fn put(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Ok(text) => Self::say(&format!("  ok: {text}")),
+            Verdict::Note(text) => Self::say(&format!("  note: {text}")),
+            Verdict::Problem(text) => self.problem(&text),
+        }
+    }
+
     fn warn(&mut self, text: &str) {
         self.warnings += 1;
         Self::say(&format!("  warning: {text}"));
@@ -43,6 +60,15 @@ impl Findings {
         self.problems += 1;
         Self::say(&format!("  PROBLEM: {text}"));
     }
+}
+
+/// What became of something that was tried, with what to do about it.
+#[derive(Debug)]
+enum Verdict {
+    Ok(String),
+    /// Not as it could be, but nothing fails for that alone.
+    Note(String),
+    Problem(String),
 }
 
 /// Runs the command.
@@ -61,14 +87,16 @@ pub(crate) fn execute(_: &Args) -> ExitCode {
 
     Findings::say("\nenvironment:");
     environment::look(&mut found);
+    let mut world = None;
     match discover() {
         Ok(place) => {
+            world = (place.method != "single").then_some(place.size);
             if place.method == "single" {
                 Findings::say("  no launcher: this process is no rank of a run");
             } else {
                 let (rank, size, method) = (place.rank, place.size, place.method);
                 Findings::say(&format!("  this process is rank {rank} of {size}, says {method}"));
-                if let Err(e) = place.require_store() {
+                if let Err(e) = place.require_meeting() {
                     found.warn(&e.to_string());
                 }
             }
@@ -76,6 +104,13 @@ pub(crate) fn execute(_: &Args) -> ExitCode {
         }
         Err(e) => found.problem(&e.to_string()),
     }
+
+    Findings::say("\nlimits:");
+    limits::look(&mut found, world);
+    Findings::say("\nnetwork:");
+    network::look(&mut found);
+    Findings::say("\nlibraries:");
+    libraries::look(&mut found);
 
     Findings::say("\nalgorithms, the first row that fits:");
     for line in collectives::Table::tcp().to_string().lines() {

@@ -34,6 +34,12 @@ pub(crate) fn guard() -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// The file of the running program. The one at its path can be a newer build by now; the link is the file that runs.
+pub(crate) fn this_program() -> std::io::Result<PathBuf> {
+    let link = PathBuf::from("/proc/self/exe");
+    if link.exists() { Ok(link) } else { std::env::current_exe() }
+}
+
 /// The launcher's end.
 #[derive(Debug)]
 pub(super) struct Guard {
@@ -44,10 +50,7 @@ pub(super) struct Guard {
 impl Guard {
     /// Starts the guard, outside the launcher's process group, where no terminal's signals come.
     pub(super) fn start() -> std::io::Result<Self> {
-        // The file at the launcher's path can be a newer build by now; this link is the file that runs.
-        let link = PathBuf::from("/proc/self/exe");
-        let me = if link.exists() { link } else { std::env::current_exe()? };
-        let mut child = Command::new(me)
+        let mut child = Command::new(this_program()?)
             .arg(GUARD)
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -1,11 +1,14 @@
 //! `rustcomms run`: starts the ranks of a run on this node and looks after them.
 
+mod bind;
+mod devices;
 mod guard;
 mod nodes;
 mod output;
 mod ranks;
 mod supervise;
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,19 +17,21 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
-pub(crate) use guard::{GUARD, guard};
+use bind::Bind;
+pub(crate) use guard::{GUARD, guard, this_program};
+pub(crate) use ranks::{raise_descriptor_limit, signal};
 
 /// Start N ranks of a program, with a store at which they find each other.
 ///
 /// Every rank runs in a process group of its own and reads nothing from standard input. Its output
 /// is copied line by line with its rank in front. If one rank fails, the others are ended, and the
-/// exit code is that of the rank that failed first (128 + number if a signal killed it).
+/// exit code is that of the rank that failed first (128 + number if a signal killed it). With
+/// --max-restarts, all ranks of all nodes are started anew instead, those that had ended well too,
+/// under the run id with the number of restarts added; signals to this command never restart.
 ///
 /// Ranks find RUSTCOMMS_RANK, RUSTCOMMS_WORLD_SIZE, RUSTCOMMS_LOCAL_RANK, RUSTCOMMS_LOCAL_WORLD_SIZE,
-/// RUSTCOMMS_NODE_RANK, RUSTCOMMS_NNODES, RUSTCOMMS_STORE (host:port) and RUSTCOMMS_RUN_ID in their
-/// environment, and the variables that torchrun sets. OMP_NUM_THREADS, unless it is set already,
-/// becomes the number of processors divided by N, and at least 1, so that the ranks of a node do not
-/// fight for them.
+/// RUSTCOMMS_NODE_RANK, RUSTCOMMS_NNODES, RUSTCOMMS_STORE (host:port), RUSTCOMMS_RUN_ID and
+/// RUSTCOMMS_RESTART_COUNT in their environment, and the variables that torchrun sets.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Ranks to start on this node.
@@ -38,7 +43,8 @@ pub(crate) struct Args {
     /// Number of this node, from 0. Node 0 hosts the store.
     #[arg(long, value_name = "I", default_value_t = 0)]
     node_rank: usize,
-    /// Address of node 0, as the other nodes reach it [default with one node: 127.0.0.1].
+    /// Address of node 0, as the other nodes reach it; a link-local one with its interface here, as in
+    /// fe80::1%eth0 [default with one node: 127.0.0.1].
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
     /// Port of the store on node 0 [default: a free one with one node, else 29500].
@@ -54,10 +60,31 @@ pub(crate) struct Args {
     /// that rank's it is at most 1.
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
     grace: Duration,
-    /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended.
+    /// Restarts of the whole run, the failures on all nodes taken together. The same on all nodes.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: usize,
+    /// CPUs of each rank, of those that this command itself may use: none: all; core: its share of the
+    /// cores, shared with no other rank while there are enough; numa: those of one NUMA node;
+    /// list:0-3,8/4-7: these, with a slash between ranks.
+    #[arg(long, value_name = "HOW", default_value = "none")]
+    bind: Bind,
+    /// OMP_NUM_THREADS of each rank: a number; auto: unless it is set already, as many as the rank has
+    /// CPUs, or its share of those that ranks share; keep: as it is.
+    #[arg(long, value_name = "N|auto|keep", default_value = "auto")]
+    omp_threads: OmpThreads,
+    /// GPUs of this node, to be shared out: narrows CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES (or
+    /// ROCR_VISIBLE_DEVICES, where only that is set), of which the first N count if they are set. Each
+    /// rank gets as many, or as many ranks get each.
+    #[arg(long, value_name = "N")]
+    gpus_per_node: Option<usize>,
+    /// Say what each rank gets of the above.
+    #[arg(short, long)]
+    verbose: bool,
+    /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended, and with
+    /// --max-restarts, starts its ranks again if those of another node fail.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     linger: Duration,
-    /// Seconds that the other nodes wait for node 0's store.
+    /// Seconds that the other nodes wait for node 0's store, and that nodes wait for each other before a restart.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     store_timeout: Duration,
     /// The program and its arguments.
@@ -69,6 +96,27 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let s: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     // Longer than ten days is a mistake, and infinity is no duration.
     if (0.0..=1e6).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err("must be between 0 and 1000000".into()) }
+}
+
+/// Where a rank's OMP_NUM_THREADS comes from.
+#[derive(Clone, Copy, Debug)]
+enum OmpThreads {
+    Auto,
+    Keep,
+    Number(usize),
+}
+
+impl std::str::FromStr for OmpThreads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            ("keep", _) => Ok(Self::Keep),
+            (_, Ok(n)) if n > 0 => Ok(Self::Number(n)),
+            _ => Err("it must be a number above 0, auto or keep".into()),
+        }
+    }
 }
 
 /// Why the command ends before or beside its ranks.
@@ -93,8 +141,10 @@ enum Event {
     Ended { local: usize, how: ranks::Outcome },
     /// Somebody wants this to end.
     Signal(i32),
-    /// Something failed on another node.
-    Elsewhere(nodes::Failure),
+    /// Something failed first in a generation, on this or another node.
+    Elsewhere { generation: usize, failure: nodes::Failure },
+    /// The nodes have met, or have not.
+    Met { generation: usize, meeting: nodes::Meeting, result: Result<(), String> },
     /// Node 0 is gone.
     StoreLost(String),
     /// All output is copied.
@@ -113,7 +163,51 @@ struct Plan {
     /// 0 for a free one.
     port: u16,
     run_id: Option<String>,
+    max_restarts: usize,
+    /// What each local rank gets.
+    shares: Vec<Share>,
 }
+
+/// What a rank gets of its node.
+#[derive(Clone, Debug, Default)]
+struct Share {
+    /// CPUs that it is bound to, if it is.
+    cpus: Option<BTreeSet<usize>>,
+    /// Variables for it alone.
+    variables: Vec<(&'static str, String)>,
+}
+
+impl Share {
+    /// Of all local ranks.
+    fn all(a: &Args) -> Result<Vec<Self>, Stop> {
+        let cpus = bind::shares(&a.bind, a.nproc)?;
+        let devices = match a.gpus_per_node {
+            Some(gpus) => {
+                devices::shares(gpus, a.nproc, &|name| std::env::var(name).ok()).map_err(|e| Stop::new(2, e))?
+            }
+            None => vec![Vec::new(); a.nproc],
+        };
+        let threads = |i: usize| match a.omp_threads {
+            OmpThreads::Auto if std::env::var_os(OMP).is_none() => Some(bind::threads(&cpus, i)),
+            OmpThreads::Auto | OmpThreads::Keep => None,
+            OmpThreads::Number(n) => Some(n),
+        };
+        let share = |(i, mut variables): (usize, Vec<_>)| {
+            variables.extend(threads(i).map(|n| (OMP, n.to_string())));
+            Self { cpus: cpus[i].clone(), variables }
+        };
+        Ok(devices.into_iter().enumerate().map(share).collect())
+    }
+
+    /// For --verbose.
+    fn show(&self) -> String {
+        let cpus = self.cpus.as_ref().map_or("not bound".into(), |c| format!("bound to CPUs {}", bind::show(c)));
+        self.variables.iter().fold(cpus, |all, (name, value)| format!("{all}, {name}={value}"))
+    }
+}
+
+/// How many threads OpenMP's programs, and many others, use.
+const OMP: &str = "OMP_NUM_THREADS";
 
 impl Plan {
     fn new(a: &Args) -> Result<Self, Stop> {
@@ -140,12 +234,21 @@ impl Plan {
         }
         let host = match &a.master_addr {
             Some(h) if h.is_empty() => return wrong("--master-addr is empty".into()),
-            Some(h) => h.trim_start_matches('[').trim_end_matches(']').to_owned(),
+            Some(h) => nodes::scoped(h.trim_start_matches('[').trim_end_matches(']')).map_err(|e| Stop::new(2, e))?,
             None if a.nnodes == 1 => "127.0.0.1".into(),
             None => return wrong("with several nodes, --master-addr must name node 0's address, on every node".into()),
         };
         let port = a.master_port.unwrap_or(if a.nnodes == 1 { 0 } else { 29_500 });
-        Ok(Self { nproc: a.nproc, nnodes: a.nnodes, node_rank: a.node_rank, host, port, run_id: a.run_id.clone() })
+        Ok(Self {
+            nproc: a.nproc,
+            nnodes: a.nnodes,
+            node_rank: a.node_rank,
+            host,
+            port,
+            run_id: a.run_id.clone(),
+            max_restarts: a.max_restarts,
+            shares: Share::all(a)?,
+        })
     }
 }
 

@@ -8,12 +8,17 @@ use std::time::Duration;
 
 use comm_core::{ErrorKind, Store};
 use comm_store::{PrefixStore, TcpStore, TcpStoreServer};
+use rustix::net::{AddressFamily, SocketType};
 
 use super::{Event, Plan, Stop, make_run_id};
 
 /// The launchers' keys, apart from those of the ranks.
 const PREFIX: &str = "rustcomms-launch";
-const FAILURE: &str = "failure";
+/// Where the first failure of a generation is. How many of these there are is how often the run was restarted, or has to
+/// end: the one that comes first counts, however many nodes see one.
+fn failure_key(generation: usize) -> String {
+    format!("failure/{generation}")
+}
 /// How long one message to the store may take.
 const MESSAGE: Duration = Duration::from_secs(5);
 
@@ -22,39 +27,79 @@ pub(super) fn join_host_port(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
+/// `host`, with the number of the interface that a link-local address names: nothing else takes names there.
+pub(super) fn scoped(host: &str) -> Result<String, String> {
+    let Some((address, scope)) = host.split_once('%') else { return Ok(host.to_owned()) };
+    if scope.parse::<u32>().is_ok() {
+        return Ok(host.to_owned());
+    }
+    let index = || {
+        let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
+        rustix::net::netdevice::name_to_index(&socket, scope)
+    };
+    let index = index().map_err(|e| format!("--master-addr {host}: there is no interface '{scope}' here ({e})"))?;
+    Ok(format!("{address}%{index}"))
+}
+
 /// What went wrong first, on whichever node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Failure {
     pub(super) node: usize,
     pub(super) code: i32,
+    /// The run is not to be restarted after it, however often it still could be.
+    pub(super) last: bool,
     pub(super) text: String,
 }
 
 impl Failure {
     fn encode(&self) -> Vec<u8> {
-        format!("{}\n{}\n{}", self.node, self.code, self.text).into_bytes()
+        format!("{}\n{}\n{}\n{}", self.node, self.code, u8::from(self.last), self.text).into_bytes()
     }
 
     fn decode(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
-        let mut parts = text.splitn(3, '\n');
+        let mut parts = text.splitn(4, '\n');
         let mut number = || parts.next().and_then(|p| p.parse::<u32>().ok());
         let (node, code) = (number().unwrap_or(0) as usize, number().unwrap_or(1) as i32);
-        Self { node, code, text: parts.next().unwrap_or("it failed").to_owned() }
+        let last = number() != Some(0);
+        Self { node, code, last, text: parts.next().unwrap_or("it failed").to_owned() }
+    }
+}
+
+/// For what the nodes wait for each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Meeting {
+    /// All ranks of the generation have ended well, on all nodes.
+    Finished,
+    /// The ranks of the generation before have ended on all nodes, so this one can start.
+    Ready,
+}
+
+impl Meeting {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Finished => "finished",
+            Self::Ready => "ready",
+        }
     }
 }
 
 /// This launcher's place among the others.
 #[derive(Debug)]
 pub(super) struct Nodes {
-    pub(super) run_id: String,
+    run_id: String,
     /// The store's port, also if the user named none.
     pub(super) port: u16,
+    /// Restarts so far.
+    pub(super) generation: usize,
+    max_restarts: usize,
     node_rank: usize,
     nnodes: usize,
+    /// Where the store is, for messages.
+    addr: String,
     /// Only with several nodes.
     store: Option<Arc<PrefixStore>>,
-    report: Option<JoinHandle<()>>,
+    reports: Vec<JoinHandle<()>>,
     /// Only on node 0. Dropped last.
     _server: Option<TcpStoreServer>,
 }
@@ -67,10 +112,13 @@ impl Nodes {
         let mut nodes = Self {
             run_id: plan.run_id.clone().unwrap_or_else(make_run_id),
             port,
+            generation: 0,
+            max_restarts: plan.max_restarts,
             node_rank: plan.node_rank,
             nnodes: plan.nnodes,
+            addr: String::new(),
             store: None,
-            report: None,
+            reports: Vec::new(),
             _server: server,
         };
         if plan.nnodes > 1 {
@@ -81,8 +129,9 @@ impl Nodes {
             let store = TcpStore::connect(&addr, timeout).map_err(|e| no_store(&addr, timeout, &e))?;
             let store = Arc::new(PrefixStore::new(PREFIX, Arc::new(store.with_timeout(MESSAGE))));
             nodes.agree(plan, &*store, &addr, timeout)?;
-            watch(Arc::clone(&store), addr, events.clone())?;
+            nodes.addr = addr;
             nodes.store = Some(store);
+            nodes.watch(events)?;
         }
         Ok(nodes)
     }
@@ -94,12 +143,13 @@ impl Nodes {
             let pairs = [
                 ("nnodes", plan.nnodes.to_string()),
                 ("nproc", plan.nproc.to_string()),
+                ("max_restarts", plan.max_restarts.to_string()),
                 ("run_id", self.run_id.clone()),
             ];
             let pairs: Vec<(&str, &[u8])> = pairs.iter().map(|(k, v)| (*k, v.as_bytes())).collect();
             store.multi_set(&pairs).map_err(failed)?;
         } else {
-            let theirs = store.multi_get(&["nnodes", "nproc", "run_id"], timeout).map_err(|e| match e.kind() {
+            let theirs = store.multi_get(&["nnodes", "nproc", "max_restarts", "run_id"], timeout).map_err(|e| match e.kind() {
                 ErrorKind::Timeout { .. } => Stop::new(
                     1,
                     format!("at {addr} there is a store, but no `rustcomms run --node-rank 0` behind it; is the port another program's?"),
@@ -107,7 +157,11 @@ impl Nodes {
                 _ => failed(e),
             })?;
             let theirs: Vec<String> = theirs.iter().map(|v| String::from_utf8_lossy(v).into_owned()).collect();
-            let ours = [("--nnodes", plan.nnodes.to_string()), ("-n", plan.nproc.to_string())];
+            let ours = [
+                ("--nnodes", plan.nnodes.to_string()),
+                ("-n", plan.nproc.to_string()),
+                ("--max-restarts", plan.max_restarts.to_string()),
+            ];
             for ((option, ours), theirs) in ours.iter().zip(&theirs) {
                 if ours != theirs {
                     let text = format!(
@@ -117,14 +171,14 @@ impl Nodes {
                     return Err(Stop::new(2, text));
                 }
             }
-            if plan.run_id.as_ref().is_some_and(|id| *id != theirs[2]) {
+            if plan.run_id.as_ref().is_some_and(|id| *id != theirs[3]) {
                 let text = format!(
                     "the store at {addr} belongs to run '{}', not to '{}'; use another port",
-                    theirs[2], self.run_id
+                    theirs[3], self.run_id
                 );
                 return Err(Stop::new(2, text));
             }
-            self.run_id.clone_from(&theirs[2]);
+            self.run_id.clone_from(&theirs[3]);
         }
         if store.add(&self.key("joined"), 1).map_err(failed)? > 1 {
             let text =
@@ -138,25 +192,87 @@ impl Nodes {
         format!("{what}/{}", self.node_rank)
     }
 
-    /// Tells the other nodes that this one failed. Does not block.
-    pub(super) fn report(&mut self, code: i32, text: String) {
-        let Some(store) = self.store.clone() else { return };
-        let failure = Failure { node: self.node_rank, code, text };
-        let send = move || {
-            // The first failure counts. If the store is gone, so is the run, and everybody knows.
-            let _ = store.compare_set(FAILURE, b"", &failure.encode());
-        };
-        self.report = std::thread::Builder::new().name("report".into()).spawn(send).ok();
+    /// The name of this generation of the run. The store outlives the ranks, so their keys must not meet those of the
+    /// ranks before them.
+    pub(super) fn run_id(&self) -> String {
+        if self.generation == 0 { self.run_id.clone() } else { format!("{}.{}", self.run_id, self.generation) }
     }
 
-    /// Says that this node's ranks have ended. On node 0, waits for the others in the background,
-    /// and reports [`Event::Lingered`]; false if there is nothing to wait for.
-    pub(super) fn done(&mut self, failed: bool, linger: Duration, events: &Sender<Event>) -> bool {
-        let Some(store) = self.store.clone() else { return false };
-        if let Some(r) = self.report.take() {
+    /// The name of the run, whatever the generation.
+    pub(super) fn base_run_id(&self) -> &str {
+        &self.run_id
+    }
+
+    /// Tells the main thread when another node fails in this generation, or the store.
+    fn watch(&self, events: &Sender<Event>) -> Result<(), Stop> {
+        let Some(store) = self.store.clone() else { return Ok(()) };
+        let (generation, addr, events) = (self.generation, self.addr.clone(), events.clone());
+        spawn("watch", move || watch(&store, generation, &addr, &events))
+    }
+
+    /// Tells the other nodes that this one failed, and with `last`, that there is to be no restart. Does not block.
+    pub(super) fn report(&mut self, code: i32, text: String, last: bool) {
+        let Some(store) = self.store.clone() else { return };
+        let (mut generation, max) = (self.generation, self.max_restarts);
+        let ours = Failure { node: self.node_rank, code, last, text };
+        let send = move || {
+            // If the store is gone, so is the run, and everybody knows.
+            while let Ok(first) = store.compare_set(&failure_key(generation), b"", &ours.encode()) {
+                // The first failure counts. Where the others restart after it, they have to hear of the end, too.
+                if !ours.last || generation >= max || Failure::decode(&first).last {
+                    break;
+                }
+                generation += 1;
+            }
+        };
+        self.reports.extend(std::thread::Builder::new().name("report".into()).spawn(send));
+    }
+
+    /// Waits until the others can know what was reported; as long as a message takes at most.
+    pub(super) fn flush(&mut self) {
+        for r in self.reports.drain(..) {
             // It has no way to fail that matters here.
             let _ = r.join();
         }
+    }
+
+    /// Tells the main thread when all nodes have come to `meeting` of this generation, or that they have not within
+    /// `patience`, by [`Event::Met`].
+    pub(super) fn meet(&self, meeting: Meeting, patience: Duration, events: &Sender<Event>) -> Result<(), Stop> {
+        let (generation, node, nnodes) = (self.generation, self.node_rank, self.nnodes);
+        let (store, events) = (self.store.clone(), events.clone());
+        spawn("meet", move || {
+            let result = match &store {
+                Some(store) => meet(&**store, meeting, generation, node, nnodes, patience),
+                None => Ok(()),
+            };
+            // The main thread is gone only if the process ends.
+            let _ = events.send(Event::Met { generation, meeting, result });
+        })
+    }
+
+    /// Goes on to the next generation: [`Event::Met`] tells when its ranks can start.
+    pub(super) fn advance(&mut self, patience: Duration, events: &Sender<Event>) -> Result<(), Stop> {
+        self.generation += 1;
+        self.watch(events)?;
+        self.meet(Meeting::Ready, patience, events)
+    }
+
+    /// Whether this node's ranks may be needed again after they have ended well.
+    pub(super) fn must_stay(&self) -> bool {
+        self.store.is_some() && self.max_restarts > 0
+    }
+
+    /// Whether this node hosts the store.
+    pub(super) fn hosts(&self) -> bool {
+        self.node_rank == 0
+    }
+
+    /// Says that this node needs the store no more. On node 0, waits for the others in the background,
+    /// and reports [`Event::Lingered`]; false if there is nothing to wait for.
+    pub(super) fn done(&mut self, failed: bool, linger: Duration, events: &Sender<Event>) -> bool {
+        let Some(store) = self.store.clone() else { return false };
+        self.flush();
         if self.node_rank > 0 {
             // If the store is gone, nobody waits for this.
             let _ = store.set(&self.key("done"), b"");
@@ -172,11 +288,53 @@ impl Nodes {
         std::thread::Builder::new().name("linger".into()).spawn(wait).is_ok()
     }
 
-    /// The first failure of the run, if there was one.
-    pub(super) fn failure(&self) -> Option<Failure> {
+    /// The first failure of this generation, if there was one and there are several nodes.
+    pub(super) fn failure(&mut self) -> Option<Failure> {
+        self.flush();
         let store = self.store.as_ref()?;
-        store.get(FAILURE, Duration::ZERO).ok().map(|v| Failure::decode(&v))
+        store.get(&failure_key(self.generation), Duration::ZERO).ok().map(|v| Failure::decode(&v))
     }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<(), Stop> {
+    let started = std::thread::Builder::new().name(name.into()).spawn(work);
+    started.map(drop).map_err(|e| Stop::new(1, format!("cannot start a thread: {e}")))
+}
+
+fn meet(
+    store: &dyn Store,
+    meeting: Meeting,
+    generation: usize,
+    node: usize,
+    nnodes: usize,
+    patience: Duration,
+) -> Result<(), String> {
+    let key = |of: &str| format!("{}/{generation}/{of}", meeting.name());
+    let all = key("all");
+    let come = || {
+        store.set(&key(&node.to_string()), b"")?;
+        if usize::try_from(store.add(&key("count"), 1)?).is_ok_and(|n| n >= nnodes) {
+            store.set(&all, b"")?;
+        }
+        store.wait(&[&all], patience)
+    };
+    come().map_err(|e| {
+        let missing: Vec<String> =
+            (0..nnodes).map(|n| n.to_string()).filter(|n| store.check(&[&key(n)]).is_ok_and(|there| !there)).collect();
+        match (e.kind(), meeting) {
+            (ErrorKind::Timeout { .. }, Meeting::Finished) => not_done(patience, &missing),
+            (ErrorKind::Timeout { .. }, Meeting::Ready) => format!(
+                "restart {generation}: after {patience:.0?} these nodes have not come: {}; their launchers may be gone, or \
+                 cannot end their ranks",
+                missing.join(", ")
+            ),
+            _ => format!("node 0's store is gone: {e}"),
+        }
+    })
+}
+
+fn not_done(patience: Duration, missing: &[String]) -> String {
+    format!("after {patience:.0?} these nodes are not done: {}; ending the store without them", missing.join(", "))
 }
 
 fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Duration) -> Result<(), String> {
@@ -193,7 +351,7 @@ fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Durat
             .filter(|n| !store.check(&[&format!("done/{n}")]).unwrap_or(false))
             .map(usize::to_string)
             .collect();
-        format!("after {linger:.0?} these nodes are not done: {}; ending the store without them", missing.join(", "))
+        not_done(linger, &missing)
     })
 }
 
@@ -223,28 +381,23 @@ fn no_store(addr: &str, timeout: Duration, e: &comm_core::Error) -> Stop {
     )
 }
 
-/// Tells the main thread when another node fails, or the store.
-fn watch(store: Arc<PrefixStore>, addr: String, events: Sender<Event>) -> Result<(), Stop> {
-    let work = move || {
-        let mut lost = 0;
-        let event = loop {
-            match store.get(FAILURE, Duration::from_secs(3600)) {
-                Ok(v) => break Event::Elsewhere(Failure::decode(&v)),
-                Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => lost = 0,
-                Err(e) => {
-                    // One connection can break; a store that cannot be reached again is gone.
-                    lost += 1;
-                    if lost > 1 {
-                        break Event::StoreLost(format!("node 0's store at {addr} is gone: {e}"));
-                    }
+fn watch(store: &PrefixStore, generation: usize, addr: &str, events: &Sender<Event>) {
+    let mut lost = 0;
+    let event = loop {
+        match store.get(&failure_key(generation), Duration::from_secs(3600)) {
+            Ok(v) => break Event::Elsewhere { generation, failure: Failure::decode(&v) },
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => lost = 0,
+            Err(e) => {
+                // One connection can break; a store that cannot be reached again is gone.
+                lost += 1;
+                if lost > 1 {
+                    break Event::StoreLost(format!("node 0's store at {addr} is gone: {e}"));
                 }
             }
-        };
-        // The main thread is gone only if the process ends.
-        let _ = events.send(event);
+        }
     };
-    let started = std::thread::Builder::new().name("watch".into()).spawn(work);
-    started.map(drop).map_err(|e| Stop::new(1, format!("cannot start a thread: {e}")))
+    // The main thread is gone only if the process ends.
+    let _ = events.send(event);
 }
 
 #[cfg(test)]
@@ -253,14 +406,22 @@ mod tests {
 
     #[test]
     fn failures_survive_the_store() {
-        let f = Failure { node: 3, code: 137, text: "rank 2 was killed\nwith two lines".into() };
-        assert_eq!(Failure::decode(&f.encode()), f);
-        assert_eq!(Failure::decode(b"junk").code, 1);
+        for last in [false, true] {
+            let f = Failure { node: 3, code: 137, last, text: "rank 2 was killed\nwith two lines".into() };
+            assert_eq!(Failure::decode(&f.encode()), f);
+        }
+        let junk = Failure::decode(b"junk");
+        assert!(junk.code == 1 && junk.last);
     }
 
     #[test]
     fn hosts_and_ports() {
         assert_eq!(join_host_port("a.b", 5), "a.b:5");
         assert_eq!(join_host_port("::1", 5), "[::1]:5");
+        assert_eq!(scoped("fe80::1%7").unwrap(), "fe80::1%7");
+        assert_eq!(scoped("node-0").unwrap(), "node-0");
+        let lo = scoped("fe80::1%lo").unwrap();
+        assert!(join_host_port(&lo, 5).parse::<std::net::SocketAddrV6>().is_ok_and(|a| a.scope_id() > 0), "{lo}");
+        assert!(scoped("fe80::1%no-such").unwrap_err().contains("no interface 'no-such' here"));
     }
 }

@@ -10,7 +10,8 @@ use std::sync::mpsc::Sender;
 use comm_store::env;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process_group, waitid};
 
-use super::{Args, Event, Plan, Stop};
+use super::nodes::{Nodes, join_host_port};
+use super::{Args, Event, Plan, Stop, bind};
 
 /// How a rank ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +46,7 @@ impl fmt::Display for Outcome {
 }
 
 /// `signal 9 (SIGKILL)`.
-pub(super) fn signal(number: i32) -> String {
+pub(crate) fn signal(number: i32) -> String {
     match signal_hook::low_level::signal_name(number) {
         Some(name) => format!("signal {number} ({name})"),
         None => format!("signal {number}"),
@@ -72,7 +73,7 @@ pub(super) struct Pipes {
 
 /// Lets the launcher have as many descriptors as the system allows, because it hosts a store with
 /// connections from every rank. Returns the limit as it was, which the ranks shall have.
-pub(super) fn raise_descriptor_limit() -> Rlimit {
+pub(crate) fn raise_descriptor_limit() -> Rlimit {
     let was = getrlimit(Resource::Nofile);
     // Nothing is lost if it cannot be raised, until there are very many ranks.
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: was.maximum, maximum: was.maximum });
@@ -85,8 +86,7 @@ impl Rank {
     pub(super) fn start(
         args: &Args,
         plan: &Plan,
-        store: (&str, u16),
-        run_id: &str,
+        nodes: &Nodes,
         local: usize,
         descriptors: Rlimit,
     ) -> Result<(Self, Pipes), Stop> {
@@ -94,7 +94,7 @@ impl Rank {
         let world = plan.nproc * plan.nnodes;
         let mut c = Command::new(&args.command[0]);
         c.args(&args.command[1..]);
-        let (host, port) = store;
+        let (host, port) = (plan.host.as_str(), nodes.port);
         for (names, value) in [
             (&[env::RANK, env::torch::RANK, env::torch::ROLE_RANK][..], rank),
             (&[env::WORLD_SIZE, env::torch::WORLD_SIZE, env::torch::ROLE_WORLD_SIZE], world),
@@ -103,21 +103,21 @@ impl Rank {
             (&[env::NODE_RANK, env::torch::GROUP_RANK], plan.node_rank),
             (&[env::NNODES, env::torch::GROUP_WORLD_SIZE], plan.nnodes),
             (&[env::torch::MASTER_PORT], usize::from(port)),
-            (&[env::torch::RESTART_COUNT, env::torch::MAX_RESTARTS], 0),
+            (&[env::RESTART_COUNT, env::torch::RESTART_COUNT], nodes.generation),
+            (&[env::torch::MAX_RESTARTS], plan.max_restarts),
         ] {
             c.envs(names.iter().map(|n| (n, value.to_string())));
         }
-        c.env(env::STORE, super::nodes::join_host_port(host, port));
+        c.env(env::STORE, join_host_port(host, port));
         c.env(env::torch::MASTER_ADDR, host);
-        c.env(env::RUN_ID, run_id).env(env::torch::RUN_ID, run_id);
+        // torch adds the restarts itself.
+        c.env(env::RUN_ID, nodes.run_id()).env(env::torch::RUN_ID, nodes.base_run_id());
         // The launcher hosts the store, so no rank must; torch reads these as Python would print them.
         c.env(env::torch::USE_AGENT_STORE, "True").env(env::torch::ROLE_NAME, "default");
-        if std::env::var_os("OMP_NUM_THREADS").is_none() {
-            let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-            c.env("OMP_NUM_THREADS", (cpus / plan.nproc).max(1).to_string());
-        }
+        let share = &plan.shares[local];
+        c.envs(share.variables.iter().map(|(name, value)| (name, value)));
         c.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-        die_with_parent(&mut c, descriptors);
+        prepare(&mut c, descriptors, bind::setter(share.cpus.as_ref()));
         let mut child = c.spawn().map_err(|e| cannot_start(args, rank, &e))?;
         let lost = || Stop::new(1, "the system started a process without its pipes or number");
         let (out, err) = (child.stdout.take().ok_or_else(lost)?, child.stderr.take().ok_or_else(lost)?);
@@ -170,8 +170,8 @@ impl Rank {
     }
 }
 
-/// Makes the child of `c` die when this thread does, and have the descriptor limit `descriptors`.
-fn die_with_parent(c: &mut Command, descriptors: Rlimit) {
+/// Makes the child of `c` die when this thread does, have the descriptor limit `descriptors`, and run where `bind` says.
+fn prepare(c: &mut Command, descriptors: Rlimit, bind: bind::Setter) {
     let parent = rustix::process::getpid();
     let setup = move || {
         #[cfg(target_os = "linux")]
@@ -182,10 +182,10 @@ fn die_with_parent(c: &mut Command, descriptors: Rlimit) {
         }
         // Best effort, like the raising.
         let _ = rustix::process::setrlimit(Resource::Nofile, descriptors);
-        Ok(())
+        bind.set()
     };
     // SAFETY: between fork and exec only async-signal-safe calls are allowed. The closure makes
-    // three plain system calls on values it owns; it allocates nothing and takes no lock.
+    // four plain system calls on values it owns; it allocates nothing and takes no lock.
     unsafe { c.pre_exec(setup) };
 }
 

@@ -1,12 +1,13 @@
 //! Looks after the ranks from their start to the exit code.
 
+use std::io::Write;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
-use rustix::process::Signal;
+use rustix::process::{Rlimit, Signal};
 
 use super::guard::Guard;
-use super::nodes::Nodes;
+use super::nodes::{Meeting, Nodes};
 use super::output::Output;
 use super::ranks::{Outcome, Rank, raise_descriptor_limit, signal};
 use super::{Args, Event, Plan, Stop};
@@ -32,11 +33,29 @@ enum Stage {
     Kill(Instant),
 }
 
-struct Run<'a> {
-    ranks: Vec<Rank>,
-    guard: Option<Guard>,
-    output: Output,
+/// What follows when all ranks have ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// This is the exit code.
+    End(i32),
+    Restart,
+}
+
+/// What outlives the ranks of a generation.
+struct Site<'a> {
+    args: &'a Args,
+    plan: &'a Plan,
     nodes: Nodes,
+    guard: Option<Guard>,
+    descriptors: Rlimit,
+    events: &'a Sender<Event>,
+    inbox: &'a Receiver<Event>,
+}
+
+struct Run<'s, 'a> {
+    site: &'s mut Site<'a>,
+    ranks: Vec<Rank>,
+    output: Output,
     stage: Stage,
     /// The exit code, once something has failed.
     code: Option<i32>,
@@ -44,71 +63,146 @@ struct Run<'a> {
     crashed: bool,
     /// Whether a signal asked for the end.
     interrupted: bool,
+    /// What failed would fail again, or is nothing that ranks could do better next time.
+    last: bool,
     grace: Duration,
-    events: &'a Sender<Event>,
+    /// What came while something else was waited for.
+    kept: Vec<Event>,
 }
 
-/// Starts the ranks and returns the exit code when all is over.
+/// Says something when no rank runs.
+fn tell(text: impl std::fmt::Display) {
+    // If nobody reads it, nobody misses it.
+    let _ = writeln!(std::io::stderr().lock(), "rustcomms run: {text}");
+}
+
+/// Starts the ranks, again if need be, and returns the exit code when all is over.
 pub(super) fn supervise(
     args: &Args,
     plan: &Plan,
-    mut nodes: Nodes,
+    nodes: Nodes,
     events: &Sender<Event>,
     inbox: &Receiver<Event>,
 ) -> Result<i32, Stop> {
     let descriptors = raise_descriptor_limit();
-    let mut guard =
-        Guard::start().map_err(|e| eprintln!("rustcomms run: continuing without a guard process: {e}")).ok();
-    let (mut ranks, mut pipes, mut failed) = (Vec::new(), Vec::new(), None);
-    for local in 0..plan.nproc {
-        let started = Rank::start(args, plan, (&plan.host, nodes.port), &nodes.run_id, local, descriptors).and_then(
-            |(rank, p)| {
-                if let Some(g) = &mut guard {
+    let guard = Guard::start().map_err(|e| tell(format_args!("continuing without a guard process: {e}"))).ok();
+    let mut site = Site { args, plan, nodes, guard, descriptors, events, inbox };
+    loop {
+        if let Next::End(code) = site.attempt()? {
+            return Ok(code);
+        }
+        if let Next::End(code) = site.regroup()? {
+            return Ok(code);
+        }
+    }
+}
+
+impl<'a> Site<'a> {
+    /// One generation of ranks, from their start to the end of all.
+    fn attempt(&mut self) -> Result<Next, Stop> {
+        let (args, plan) = (self.args, self.plan);
+        let (mut ranks, mut pipes, mut failed) = (Vec::new(), Vec::new(), None);
+        for local in 0..plan.nproc {
+            let started = Rank::start(args, plan, &self.nodes, local, self.descriptors).and_then(|(rank, p)| {
+                if let Some(g) = &mut self.guard {
                     g.add(rank.pid);
                 }
-                let watched = rank.watch(local, events.clone());
+                let watched = rank.watch(local, self.events.clone());
                 ranks.push(rank);
                 pipes.push(p);
                 watched.map_err(|e| Stop::new(1, format!("cannot start a thread: {e}")))
-            },
-        );
-        if let Err(stop) = started {
-            failed = Some(stop);
-            break;
+            });
+            if let Err(stop) = started {
+                failed = Some(stop);
+                break;
+            }
         }
-    }
-    let output = match Output::start(pipes, !args.no_prefix, events.clone()) {
-        Ok(output) => output,
-        Err(e) => {
-            ranks.iter_mut().for_each(Rank::bury);
-            let text = format!("cannot copy the ranks' output: {e}");
-            nodes.report(1, text.clone());
-            nodes.done(true, args.linger, events);
-            return Err(Stop::new(1, text));
+        let output = match Output::start(pipes, !args.no_prefix, self.events.clone()) {
+            Ok(output) => output,
+            Err(e) => {
+                ranks.iter_mut().for_each(Rank::bury);
+                let text = format!("cannot copy the ranks' output: {e}");
+                self.nodes.report(1, text.clone(), true);
+                self.nodes.done(true, args.linger, self.events);
+                return Err(Stop::new(1, text));
+            }
+        };
+        if args.verbose && self.nodes.generation == 0 {
+            for (rank, share) in ranks.iter().zip(&plan.shares) {
+                output.say(format_args!("rank {}: {}", rank.rank, share.show()));
+            }
         }
-    };
-    let mut run = Run {
-        ranks,
-        guard,
-        output,
-        nodes,
-        stage: Stage::Running,
-        code: None,
-        crashed: false,
-        interrupted: false,
-        grace: args.grace,
-        events,
-    };
-    if let Some(stop) = failed {
-        run.fail(stop.code, &stop.text, true);
-        run.kill();
+        let mut run = Run {
+            site: self,
+            ranks,
+            output,
+            stage: Stage::Running,
+            code: None,
+            crashed: false,
+            interrupted: false,
+            last: false,
+            grace: args.grace,
+            kept: Vec::new(),
+        };
+        if let Some(stop) = failed {
+            run.last = true;
+            run.fail(stop.code, &stop.text, true);
+            run.kill();
+        }
+        run.until_all_ended();
+        Ok(run.wind_up())
     }
-    run.until_all_ended(inbox);
-    Ok(run.wind_up(args, inbox))
+
+    /// Goes on to the next generation, together with the other nodes.
+    fn regroup(&mut self) -> Result<Next, Stop> {
+        // The others' ranks have as long as ours to end.
+        self.nodes.advance(self.args.store_timeout + TERM_TO_KILL + KILL_TO_LEAVE, self.events)?;
+        let now = self.nodes.generation;
+        let (code, text) = loop {
+            match self.inbox.recv() {
+                Ok(Event::Met { generation, meeting: Meeting::Ready, result }) if generation == now => match result {
+                    Ok(()) => return Ok(Next::Restart),
+                    Err(text) => break (1, text),
+                },
+                Ok(Event::Signal(s)) => break (128 + s, format!("interrupted by {}; not restarting", signal(s))),
+                Ok(Event::Elsewhere { generation, failure: f }) if generation == now => {
+                    break (f.code, format!("node {}: {}", f.node, f.text));
+                }
+                Ok(Event::StoreLost(text)) => break (1, text),
+                Ok(_) => {}
+                Err(_) => break (1, "all threads are gone".into()),
+            }
+        };
+        tell(&text);
+        self.nodes.report(code, text, true);
+        Ok(Next::End(self.leave(Some(code))))
+    }
+
+    /// Lets the other nodes finish, and returns the exit code.
+    fn leave(&mut self, mut code: Option<i32>) -> i32 {
+        if self.nodes.done(code.is_some(), self.args.linger, self.events) {
+            let result = loop {
+                match self.inbox.recv() {
+                    Ok(Event::Lingered(result)) => break result,
+                    Ok(Event::Signal(s)) => return code.unwrap_or(128 + s),
+                    Ok(_) => {}
+                    Err(_) => break Ok(()),
+                }
+            };
+            if let Err(text) = result {
+                tell(text);
+            }
+            if let (None, Some(f)) = (code, self.nodes.failure()) {
+                tell(format_args!("node {}: {}", f.node, f.text));
+                code = Some(f.code);
+            }
+        }
+        code.unwrap_or(0)
+    }
 }
 
-impl Run<'_> {
-    fn until_all_ended(&mut self, inbox: &Receiver<Event>) {
+impl Run<'_, '_> {
+    fn until_all_ended(&mut self) {
         while self.ranks.iter().any(|r| r.ended.is_none()) {
             let next = match self.stage {
                 Stage::Running => None,
@@ -116,7 +210,7 @@ impl Run<'_> {
             };
             // Without a deadline there is always somebody to send: the ranks' watchers.
             let left = next.map_or(Duration::from_secs(3600), |t| t.saturating_duration_since(Instant::now()));
-            match inbox.recv_timeout(left) {
+            match self.site.inbox.recv_timeout(left) {
                 Ok(event) => self.handle(event),
                 Err(RecvTimeoutError::Timeout) => {
                     if !self.escalate() {
@@ -150,20 +244,29 @@ impl Run<'_> {
                 }
             }
             Event::Signal(s) => self.interrupted(s),
-            Event::Elsewhere(f) => {
-                // This node's own failure comes back, too.
-                if self.code.is_none() {
-                    self.grace = self.grace.min(ELSEWHERE);
-                    self.fail(f.code, &format!("node {}: {}", f.node, f.text), false);
+            Event::Elsewhere { generation, failure: f } => {
+                // Another generation's is settled. This node's own failure comes back, too.
+                if generation == self.site.nodes.generation {
+                    let text = format!("node {}: {}", f.node, f.text);
+                    let ends = f.last && !self.last;
+                    self.last |= f.last;
+                    if self.code.is_none() {
+                        self.grace = self.grace.min(ELSEWHERE);
+                        self.fail(f.code, &text, false);
+                    } else if ends {
+                        // Why there is no restart after this node's own failure.
+                        self.output.say(text);
+                    }
                 }
             }
             Event::StoreLost(text) => {
+                self.last = true;
                 if self.code.is_none() {
                     self.grace = self.grace.min(ELSEWHERE);
                     self.fail(1, &text, false);
                 }
             }
-            Event::Joined(_) | Event::Copied | Event::Lingered(_) => {}
+            Event::Joined(_) | Event::Copied | Event::Lingered(_) | Event::Met { .. } => {}
         }
     }
 
@@ -173,17 +276,19 @@ impl Run<'_> {
         self.stage = Stage::Grace(Instant::now() + self.grace);
         self.output.say(text);
         if here {
-            self.nodes.report(code, text.to_owned());
+            self.site.nodes.report(code, text.to_owned(), self.last);
         }
     }
 
     fn interrupted(&mut self, s: i32) {
         self.interrupted = true;
-        if self.code.is_some() {
+        self.last = true;
+        if let Some(code) = self.code {
             // The second time somebody asks, or the first while a failure is being handled that
             // nobody wants to wait for.
             self.output.say(format_args!("{}; killing all ranks at once", signal(s)));
             self.kill();
+            self.site.nodes.report(code, format!("interrupted by {}; not restarting", signal(s)), true);
             return;
         }
         for r in self.live() {
@@ -217,6 +322,9 @@ impl Run<'_> {
                     self.output
                         .say(format_args!("rank {} (pid {pid}) does not end even when killed; leaving it", r.rank));
                 }
+                self.last = true;
+                let text = "ranks do not end even when killed; not restarting".to_owned();
+                self.site.nodes.report(self.code.unwrap_or(1), text, true);
                 return false;
             }
         }
@@ -228,61 +336,117 @@ impl Run<'_> {
         self.stage = Stage::Kill(Instant::now() + KILL_TO_LEAVE);
     }
 
-    /// Cleans up after the ranks, copies the rest of their output and lets the other nodes finish.
-    fn wind_up(mut self, args: &Args, inbox: &Receiver<Event>) -> i32 {
+    /// Whether all ranks are to be started again, and what is to be said about it.
+    fn restarts(&mut self) -> (bool, Option<String>) {
+        let (done, max) = (self.site.nodes.generation, self.site.args.max_restarts);
+        if self.code.is_none() || self.last || self.interrupted || max == 0 {
+            return (false, None);
+        }
+        // Of several that failed, the one that all nodes know decides.
+        if let Some(f) = self.site.nodes.failure().filter(|f| f.last) {
+            return (false, Some(format!("node {}: {}", f.node, f.text)));
+        }
+        if done >= max {
+            let all = if max == 1 { "the 1 restart is".into() } else { format!("all {max} restarts are") };
+            return (false, Some(format!("{all} used up; not restarting")));
+        }
+        (true, Some(format!("restart {} of {max}: starting all ranks anew", done + 1)))
+    }
+
+    /// Cleans up after the ranks, copies the rest of their output, and decides what follows. If it is the end, lets the
+    /// other nodes finish.
+    fn wind_up(mut self) -> Next {
         for r in &mut self.ranks {
             // In this order: burying gives the number away.
-            if let Some(g) = &mut self.guard {
+            if let Some(g) = &mut self.site.guard {
                 g.remove(r.pid);
             }
             r.bury();
         }
+        let (mut restart, said) = self.restarts();
+        if let Some(text) = said {
+            self.output.say(text);
+        }
         self.output.finish(HOLDERS);
         // Normally the last line is waited for, however slow its reader is; whoever interrupts wants an end.
         let patience = if self.interrupted { 2 * HOLDERS } else { FOR_EVER };
-        if let Some(code) = self.until(inbox, patience, |e| matches!(e, Event::Copied)) {
-            return code;
+        if let Some(s) = self.until_copied(patience) {
+            let code = self.code.unwrap_or(128 + s);
+            if self.site.args.max_restarts > 0 {
+                // Nobody else must wait for this node.
+                self.site.nodes.report(code, format!("interrupted by {}; not restarting", signal(s)), true);
+                self.site.nodes.flush();
+            }
+            return Next::End(code);
         }
-        if self.nodes.done(self.code.is_some(), args.linger, self.events) {
-            let mut result = Ok(());
-            let interrupted = self.until(inbox, FOR_EVER, |e| match e {
-                Event::Lingered(r) => {
-                    result = std::mem::replace(r, Ok(()));
-                    true
-                }
-                _ => false,
-            });
-            if let Some(code) = interrupted {
-                return code;
+        if self.code.is_none() && self.site.nodes.must_stay() {
+            if !self.stay() {
+                return Next::End(0);
             }
-            if let Err(text) = result {
-                eprintln!("rustcomms run: {text}");
-            }
-            if let (None, Some(f)) = (self.code, self.nodes.failure()) {
-                eprintln!("rustcomms run: node {}: {}", f.node, f.text);
-                self.code = Some(f.code);
-            }
+            let (again, said) = self.restarts();
+            said.into_iter().for_each(tell);
+            restart = again;
         }
-        self.code.unwrap_or(0)
+        if restart { Next::Restart } else { Next::End(self.site.leave(self.code)) }
     }
 
-    /// Waits for an event of the winding up, at most for `patience`; a signal ends that, with this code.
-    fn until(
-        &self,
-        inbox: &Receiver<Event>,
-        patience: Duration,
-        mut is_it: impl FnMut(&mut Event) -> bool,
-    ) -> Option<i32> {
-        let deadline = Instant::now() + patience;
-        loop {
-            match inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-                Ok(Event::Signal(s)) => return Some(self.code.unwrap_or(128 + s)),
-                Ok(mut event) => {
-                    if is_it(&mut event) {
-                        return None;
+    /// All ranks here have ended well: waits until those of the other nodes have, or fail, and the ranks here must be
+    /// started again with them. False if node 0 waits no longer.
+    fn stay(&mut self) -> bool {
+        let hosts = self.site.nodes.hosts();
+        let now = self.site.nodes.generation;
+        // Who hosts the store decides how long it is there; the others are told by its end.
+        let patience = if hosts { self.site.args.linger } else { FOR_EVER };
+        if let Err(stop) = self.site.nodes.meet(Meeting::Finished, patience, self.site.events) {
+            self.kept.push(Event::StoreLost(stop.text));
+        }
+        let mut kept = std::mem::take(&mut self.kept).into_iter();
+        let (code, text) = loop {
+            match kept.next().map_or_else(|| self.site.inbox.recv(), Ok) {
+                Ok(Event::Met { generation, meeting: Meeting::Finished, result }) if generation == now => {
+                    match result {
+                        Ok(()) => return true,
+                        Err(text) if hosts => {
+                            tell(text);
+                            return false;
+                        }
+                        Err(text) => {
+                            self.last = true;
+                            break (1, text);
+                        }
                     }
                 }
-                Err(_) => return None,
+                Ok(Event::Elsewhere { generation, failure: f }) if generation == now => {
+                    self.last |= f.last;
+                    break (f.code, format!("node {}: {}", f.node, f.text));
+                }
+                Ok(Event::StoreLost(text)) => {
+                    self.last = true;
+                    break (1, text);
+                }
+                Ok(Event::Signal(s)) => {
+                    self.interrupted = true;
+                    let text = format!("interrupted by {}; not restarting", signal(s));
+                    self.site.nodes.report(128 + s, text.clone(), true);
+                    break (128 + s, text);
+                }
+                Ok(_) => {}
+                Err(_) => break (1, "all threads are gone".into()),
+            }
+        };
+        tell(text);
+        self.code = Some(code);
+        true
+    }
+
+    /// Waits for the end of the output, at most for `patience`; a signal ends that and is returned.
+    fn until_copied(&mut self, patience: Duration) -> Option<i32> {
+        let deadline = Instant::now() + patience;
+        loop {
+            match self.site.inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(Event::Signal(s)) => return Some(s),
+                Ok(Event::Copied) | Err(_) => return None,
+                Ok(event) => self.kept.push(event),
             }
         }
     }
