@@ -161,12 +161,12 @@ impl World {
             let now = Instant::now();
             match self.gathering.wait(first, self.until.min(now + look)) {
                 Ok(true) => return Ok(()),
-                Err(u) => return Err(self.unconnected(&u)),
+                Err(u) => return Err(self.unconnected(&u, "")),
                 Ok(false) => {}
             }
             let now = Instant::now();
             if now >= self.until {
-                return Err(self.unconnected(&self.gathering.missing(first)));
+                return Err(self.unconnected(&self.gathering.missing(first), "; check firewalls and interfaces"));
             }
             // Whoever fails closes its connections, which shows nowhere until they are used.
             self.rendezvous.reported(&self.seat)?;
@@ -178,7 +178,7 @@ impl World {
         }
     }
 
-    fn unconnected(&self, u: &Unconnected) -> Error {
+    fn unconnected(&self, u: &Unconnected, advice: &str) -> Error {
         const SHOWN: usize = 8;
         let who = |r: usize| self.near.get(&r).map_or_else(|| format!("rank {r}"), name);
         let me = name(&self.rendezvous.card);
@@ -189,10 +189,7 @@ impl World {
         }
         let missing: Vec<usize> = u.missing.iter().map(|(r, _)| *r).collect();
         Error::new(ErrorKind::Bootstrap {
-            what: format!(
-                "all ranks came, but {me} has no connection to {}; check firewalls and interfaces",
-                why.join(", ")
-            ),
+            what: format!("all ranks came, but {me} has no connection to {}{advice}", why.join(", ")),
             arrived: self.arrived(&missing),
             missing,
         })

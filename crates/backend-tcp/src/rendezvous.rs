@@ -20,6 +20,12 @@ use crate::records::{
 
 /// How long a rank that gives up may take to find out who is there.
 const ROLL_CALL: Duration = Duration::from_secs(2);
+/// Keys in one request: stores have limits.
+const KEYS: usize = 1024;
+/// Ranks that are listed by a rank that gives up. A world size may be a typing error.
+const LISTED: usize = 16 << 10;
+/// Ranks of each kind that others are told of when they are too many.
+const NAMED: usize = 64;
 /// What no record consists of: comparing with it reads a key without waiting for it.
 const PROBE: &[u8] = b"?";
 
@@ -232,15 +238,17 @@ impl Rendezvous {
         }
     }
 
-    /// Who has come, with hosts, and who has not. An error when a rank's card is none.
+    /// Who has come, with hosts, and who has not, among the first [`LISTED`] ranks. An error when a rank's card is none.
     fn roll_call(&self, key: &str) -> Result<(Vec<String>, Vec<usize>)> {
-        let keys: Vec<String> = (0..self.size()).map(|r| format!("{key}/{r}")).collect();
+        let listed = self.size().min(LISTED);
+        let keys = self.card_keys(key, 0..listed);
         let names: Vec<&str> = keys.iter().map(String::as_str).collect();
         let until = Instant::now() + ROLL_CALL;
         let waiting = |e: Error| self.gone(&e, "waiting for ranks");
-        // Halves that are there need no closer look, and most ranks are.
+        // Parts that are there need no closer look, and most ranks are.
         let mut here: Vec<usize> = Vec::new();
-        let mut open = vec![(0, names.len())];
+        let mut open: Vec<(usize, usize)> =
+            (0..listed).step_by(KEYS).map(|start| (start, listed.min(start + KEYS))).collect();
         while let Some((start, end)) = open.pop() {
             let late = Instant::now() >= until;
             if !late && self.store.check(&names[start..end]).map_err(waiting)? {
@@ -251,24 +259,36 @@ impl Rendezvous {
             }
         }
         here.sort_unstable();
-        let missing = (0..self.size()).filter(|r| here.binary_search(r).is_err()).collect();
-        let present: Vec<&str> = here.iter().map(|r| names[*r]).collect();
-        let cards = self.store.multi_get(&present, ROLL_CALL).map_err(waiting)?;
-        let line = |(r, bytes): (&usize, &Vec<u8>)| Ok(format!("rank {r} on {}", decode_card(bytes, *r)?.host.name));
-        Ok((here.iter().zip(&cards).map(line).collect::<Result<_>>()?, missing))
+        let missing = (0..listed).filter(|r| here.binary_search(r).is_err()).collect();
+        let cards = self.read_cards(key, &here, ROLL_CALL).map_err(waiting)?;
+        Ok((cards.iter().map(|c| format!("rank {} on {}", c.rank, c.host.name)).collect(), missing))
+    }
+
+    fn card_keys(&self, key: &str, ranks: impl IntoIterator<Item = usize>) -> Vec<String> {
+        ranks.into_iter().map(|r| format!("{key}/{r}")).collect()
+    }
+
+    fn read_cards(&self, key: &str, ranks: &[usize], timeout: Duration) -> Result<Vec<Card>> {
+        let mut cards = Vec::with_capacity(ranks.len());
+        for part in ranks.chunks(KEYS) {
+            let keys = self.card_keys(key, part.iter().copied());
+            let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let raw = self.store.multi_get(&names, timeout)?;
+            if raw.len() != names.len() {
+                let what = format!("{} answers with {} values for {} keys", self.store_name, raw.len(), names.len());
+                return Err(ErrorKind::Corrupt { rank: None, what }.into());
+            }
+            for (r, bytes) in part.iter().zip(&raw) {
+                cards.push(decode_card(bytes, *r)?);
+            }
+        }
+        Ok(cards)
     }
 
     /// The cards of `ranks`, all of which have come.
     pub(crate) fn cards(&self, seat: &Seat, ranks: &[usize]) -> Result<Vec<Card>> {
-        let keys: Vec<String> = ranks.iter().map(|r| format!("{}/{r}", seat.key)).collect();
-        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-        let wait = self.left().max(ROLL_CALL);
-        let raw = self.store.multi_get(&names, wait).map_err(|e| self.gone(&e, "reading where the ranks are"))?;
-        if raw.len() != ranks.len() {
-            let what = format!("{} answers with {} values for {} keys", self.store_name, raw.len(), ranks.len());
-            return Err(ErrorKind::Corrupt { rank: None, what }.into());
-        }
-        ranks.iter().zip(&raw).map(|(r, bytes)| decode_card(bytes, *r)).collect()
+        self.read_cards(&seat.key, ranks, self.left().max(ROLL_CALL))
+            .map_err(|e| self.gone(&e, "reading where the ranks are"))
     }
 
     /// Tells the others that this rank cannot be part of the world after all. Returns the error to give: if another has
@@ -312,11 +332,13 @@ impl Rendezvous {
             versions: Vec::new(),
         };
         // Thousands of ranks do not fit; how many there are says enough then.
+        let counts = (f.arrived.len(), f.missing.len());
         if encode(&f).is_err() {
-            let (came, not) = (f.arrived.len(), f.missing.len());
-            f.what.push_str(&format!(" ({came} ranks came, {not} did not)"));
-            f.arrived.clear();
-            f.missing.truncate(64);
+            f.missing.truncate(NAMED);
+            if encode(&f).is_err() {
+                f.arrived.truncate(NAMED);
+            }
+            f.what.push_str(&format!(" ({} ranks came, {} did not; not all are listed)", counts.0, counts.1));
         }
         f
     }

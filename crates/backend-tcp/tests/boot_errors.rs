@@ -40,7 +40,8 @@ fn missing_ranks_are_listed_and_so_are_those_who_came() {
         for (size, absent) in [(2, vec![0]), (2, vec![1]), (4, vec![2]), (5, vec![0, 3, 4]), (40, vec![7, 30])] {
             let here: Vec<usize> = (0..size).filter(|r| !absent.contains(r)).collect();
             let ranks: Vec<_> = here.iter().map(|r| (*r, size)).collect();
-            for r in connect(&store, &format!("{name}-{size}-{}", absent[0]), &ranks, SHORT) {
+            let timeout = if size > 8 { SHORT * 4 } else { SHORT };
+            for r in connect(&store, &format!("{name}-{size}-{}", absent[0]), &ranks, timeout) {
                 let e = r.unwrap_err();
                 let (what, arrived, missing) = bootstrap(&e);
                 assert!(missing == absent && what.contains("gave up waiting"), "{e}");
@@ -48,6 +49,18 @@ fn missing_ranks_are_listed_and_so_are_those_who_came() {
                 assert_eq!(arrived, expected, "{e}");
             }
         }
+    }
+}
+
+/// A world size that is a typing error costs an error, not the memory.
+#[test]
+fn far_too_many_ranks() {
+    for size in [5_000, 3_000_000_000] {
+        let e = connect(&memory(), "many", &[(1, size), (4, size)], SHORT * 2).remove(0).unwrap_err();
+        let (_, arrived, missing) = bootstrap(&e);
+        assert!(missing.contains(&0) && !missing.contains(&4) && missing.len() < 20_000, "{size}");
+        assert_eq!(arrived, [format!("rank 1 on {}", host()), format!("rank 4 on {}", host())]);
+        assert!(e.to_string().len() < 200_000);
     }
 }
 

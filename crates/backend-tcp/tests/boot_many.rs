@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use boot::{LIMIT, all, memory, options, use_up, world};
-use comm_core::{Communicator, Result};
-use comm_store::TcpStoreServer;
+use comm_core::{Communicator, Result, Secret};
+use comm_store::TcpStoreServerOptions;
 
 /// The listening sockets of this process.
 fn listening() -> Vec<u16> {
@@ -146,7 +146,8 @@ fn a_world_with_an_overlay() {
 #[test]
 fn processes_that_connect_on_demand() {
     for (round, n) in [(0, 4), (1, 5), (2, 10), (3, 6)] {
-        let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+        let secret = (round > 1).then(|| Secret::new("s").unwrap());
+        let server = TcpStoreServerOptions::new().secret(secret).bind("127.0.0.1:0").unwrap();
         let (addr, size, connect) = (server.local_addr().to_string(), n.to_string(), ["ring", "auto"][round % 2]);
         let ranks = (0..n).map(|r| {
             let r = r.to_string();

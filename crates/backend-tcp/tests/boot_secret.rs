@@ -2,10 +2,11 @@
 
 mod boot;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use boot::{LIMIT, all, bootstrap, memory, options, use_up};
 use comm_core::{ErrorKind, Secret};
+use comm_store::TcpStoreServerOptions;
 
 fn secret(s: &str) -> Secret {
     Secret::new(s).unwrap()
@@ -78,22 +79,27 @@ fn child() {
     boot::child();
 }
 
-/// The secret comes from the environment, and an empty one is no secret.
+/// The secret comes from the environment, for the store, too; an empty one is no secret.
 #[test]
 fn secrets_of_the_environment() {
-    for (secrets, words) in [(["x", "x"], ["OK 1", "OK 1"]), (["x", "y"], ["Bootstrap", "Bootstrap"])] {
-        let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
-        let addr = server.local_addr().to_string();
-        let rank = |r: usize| {
-            let place = [("RUSTCOMMS_RANK", ["0", "1"][r]), ("RUSTCOMMS_WORLD_SIZE", "2"), ("RUSTCOMMS_STORE", &addr)];
-            boot::spawn(LIMIT, &[&place[..], &[("RUSTCOMMS_SECRET", secrets[r])]].concat())
-        };
-        for (said, word) in rank(0).and(rank(1)).said().iter().zip(words) {
-            assert!(said.starts_with(word), "{said}");
-            assert!(said.starts_with("OK") || said.contains("RUSTCOMMS_SECRET"), "{said}");
-        }
+    let server = |s: Option<&str>| TcpStoreServerOptions::new().secret(s.map(secret)).bind("127.0.0.1:0").unwrap();
+    let rank = |r: usize, addr: &str, timeout: Duration, secret: Option<&str>| {
+        let place = [("RUSTCOMMS_RANK", ["0", "1"][r]), ("RUSTCOMMS_WORLD_SIZE", "2"), ("RUSTCOMMS_STORE", addr)];
+        let variable = secret.map(|s| ("RUSTCOMMS_SECRET", s));
+        boot::spawn(timeout, &place.into_iter().chain(variable).collect::<Vec<_>>())
+    };
+    let store = server(Some("x"));
+    let addr = store.local_addr().to_string();
+    assert_eq!(rank(0, &addr, LIMIT, Some("x")).and(rank(1, &addr, LIMIT, Some("x"))).said(), ["OK 1"; 2]);
+
+    // Who does not know the store's secret, or wants one of it that it has not, hears it at once.
+    let open = server(None);
+    for (store, wrong) in [(&store, Some("y")), (&store, None), (&open, Some("x"))] {
+        let start = Instant::now();
+        let said = rank(1, &store.local_addr().to_string(), LIMIT, wrong).said().remove(0);
+        assert!(said.starts_with("Bootstrap") && said.contains("RUSTCOMMS_SECRET"), "{wrong:?}: {said}");
+        assert!(start.elapsed() < LIMIT / 2, "{wrong:?}");
     }
-    let place = [("RUSTCOMMS_RANK", "0"), ("RUSTCOMMS_WORLD_SIZE", "2"), ("RUSTCOMMS_STORE", "127.0.0.1:1")];
-    let said = boot::spawn(LIMIT, &[&place[..], &[("RUSTCOMMS_SECRET", "")]].concat()).said().remove(0);
+    let said = rank(0, "127.0.0.1:1", LIMIT, Some("")).said().remove(0);
     assert!(said.starts_with("InvalidArgument") && said.contains("protects nothing"), "{said}");
 }

@@ -133,7 +133,7 @@ impl Dial {
     pub(super) fn tick(&mut self, caller: &mut Caller<'_>) -> Progress {
         let now = Instant::now();
         if now >= self.until {
-            return Progress::Failed(self.trouble());
+            return Progress::Failed(format!("{}; check firewalls and interfaces", self.trouble()));
         }
         if self.pause.is_some_and(|p| now < p) {
             return Progress::Going;

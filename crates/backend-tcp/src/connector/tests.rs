@@ -409,3 +409,86 @@ fn who_is_put_off_tries_again() {
     lower.accept(&mut s, 1);
     assert!(b.wait(&[0], Instant::now() + LIMIT).unwrap());
 }
+
+/// What ranks say may come in any pieces.
+#[test]
+fn a_handshake_byte_by_byte() {
+    for secret in [None, Some("s")] {
+        let ((a, at_a), (b, _)) = (end(0, 2, secret, LIMIT), end(1, 2, secret, LIMIT));
+        let relay = TcpListener::bind("127.0.0.1:0").unwrap();
+        b.learn(vec![(0, at(&[relay.local_addr().unwrap()], false))]);
+        b.want([0]);
+        let left = relay.accept().unwrap().0;
+        let right = TcpStream::connect(at_a).unwrap();
+        for (mut from, mut to) in [(left.try_clone().unwrap(), right.try_clone().unwrap()), (right, left)] {
+            std::thread::spawn(move || {
+                to.set_nodelay(true).unwrap();
+                let mut byte = [0];
+                while matches!(from.read(&mut byte), Ok(1)) && to.write_all(&byte).is_ok() {
+                    std::thread::sleep(Duration::from_micros(200));
+                }
+            });
+        }
+        let until = Instant::now() + LIMIT;
+        assert!(a.wait(&[1], until).unwrap() && b.wait(&[0], until).unwrap());
+    }
+}
+
+/// Who says nothing, or stops in the middle, is hung up on after a while.
+#[test]
+fn silence_has_an_end() {
+    let (_a, at_a) = end(0, 2, None, LIMIT);
+    let (_b, at_b) = end(0, 2, Some("s"), LIMIT);
+    let mut silent = Vec::new();
+    for (addr, first) in [(at_a, &b""[..]), (at_a, b"RCOMMS"), (at_b, b""), (at_b, b"RCAUTH1\n")] {
+        let mut s = TcpStream::connect(addr).unwrap();
+        s.write_all(first).unwrap();
+        silent.push(s);
+    }
+    // A hello alone gets a challenge, and then the same.
+    let mut hello = TcpStream::connect(at_b).unwrap();
+    hello.write_all(&[b"RCAUTH1\n".as_slice(), &[7; 32]].concat()).unwrap();
+    for s in &mut silent {
+        assert_eq!(answer(s), b"");
+    }
+    assert_eq!(answer(&mut hello).len(), 64);
+}
+
+/// An endpoint without a link asks for one, gets it, and hears when there is none to be had.
+#[test]
+fn endpoints_connect_on_demand() {
+    use comm_core::{ErrorKind, PeerCause, RealClock};
+    use comm_transport::{Connect, EndpointOptions, GroupSpec, Patience};
+
+    let endpoint = |rank: usize, mut g: Gathering| {
+        let options = EndpointOptions {
+            checksum: false,
+            patience: Patience::fitting(2, 1),
+            clock: Arc::new(RealClock),
+            dialer: Some(g.dialer()),
+            connect: Connect::Ring,
+        };
+        let e = Endpoint::new(rank, (0..3).map(|_| None).collect(), options).unwrap();
+        g.hand_over(&e);
+        let spec = GroupSpec { id: 1, generation: 0, name: "g".into(), members: vec![0, 1, 2], window: 1 << 20 };
+        let group = e.create_group(spec).unwrap();
+        (e, group)
+    };
+    let ((a, at_a), (b, at_b)) = (end(0, 3, None, LIMIT), end(1, 3, None, LIMIT));
+    let (_held, dead) = nobody();
+    a.learn(vec![(1, at(&[at_b], true)), (2, at(&[dead], true))]);
+    b.learn(vec![(0, at(&[at_a], true))]);
+    let ((a, ga), (b, gb)) = (endpoint(0, a), endpoint(1, b));
+    std::thread::scope(|s| {
+        let other = s.spawn(|| {
+            b.send_control(gb, 0, 5, b"from 1").unwrap();
+            b.recv_control(gb, 0, 5, LIMIT).unwrap()
+        });
+        a.send_control(ga, 1, 5, b"from 0").unwrap();
+        assert_eq!(a.recv_control(ga, 1, 5, LIMIT).unwrap(), b"from 1");
+        assert_eq!(other.join().unwrap(), b"from 0");
+    });
+    // It may be said when it is sent, or later.
+    let e = a.send_control(ga, 2, 5, b"x").and_then(|()| a.recv_control(ga, 2, 5, LIMIT).map(drop)).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::PeerFailed { rank: 2, cause: PeerCause::Killed }), "{e}");
+}

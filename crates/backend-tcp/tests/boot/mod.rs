@@ -11,7 +11,7 @@ use comm_core::{CommOptions, Communicator, Error, ErrorKind, Result, Store, op};
 use comm_store::MemoryStore;
 
 /// A bootstrap timeout for attempts that are to fail.
-pub const SHORT: Duration = Duration::from_millis(700);
+pub const SHORT: Duration = Duration::from_secs(1);
 /// Nothing takes as long.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
