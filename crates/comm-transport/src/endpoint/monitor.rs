@@ -25,9 +25,11 @@ const SUSPICIOUS: Duration = Duration::from_millis(100);
 pub(crate) const OLDEST: usize = 8;
 /// Time after which a call of which rank 0 says nothing is reported to everybody.
 const UNANSWERED: Duration = Duration::from_millis(160);
-/// The same in a group in which news takes several steps, and whose ranks may have few cores among them.
+/// The same in a large group, in which news takes several steps and whose ranks may have few cores among them.
 const SUSPICIOUS_FAR: Duration = Duration::from_millis(250);
 const UNANSWERED_FAR: Duration = Duration::from_millis(1000);
+/// What a group has to be larger than for that.
+const NEAR: usize = 16;
 /// In `step` of a status that is not only for rank 0.
 const CRY: u32 = 1;
 /// Groups in which everybody may tell everybody.
@@ -78,6 +80,10 @@ impl Monitor {
         self.arrived.get(&seq).is_some_and(|l| l.contains(&rank))
             || self.calls.get(&seq).is_some_and(|l| l.get(rank).is_some_and(Option::is_some))
     }
+}
+
+fn is_far(group: &super::group::Group) -> bool {
+    group.sparse && group.members.len() > NEAR
 }
 
 impl State {
@@ -227,7 +233,7 @@ impl State {
         let op = OpId { index: i as u32, life: s.life };
         self.group(s.group)
             .filter(|g| g.is_among_oldest(op, OLDEST))
-            .map(|g| s.started.after(if g.sparse { SUSPICIOUS_FAR } else { SUSPICIOUS }))
+            .map(|g| s.started.after(if is_far(g) { SUSPICIOUS_FAR } else { SUSPICIOUS }))
     }
 
     /// When everybody is to hear of the call in slot `i` because rank 0 says nothing, if they are.
@@ -236,7 +242,7 @@ impl State {
         if !s.live || s.result.is_some() || !s.reported || s.cried || s.seq.is_none() {
             return None;
         }
-        let far = self.group(s.group).is_some_and(|g| g.sparse);
+        let far = self.group(s.group).is_some_and(is_far);
         Some(s.started.after(if far { UNANSWERED_FAR } else { UNANSWERED }))
     }
 
