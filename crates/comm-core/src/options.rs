@@ -93,7 +93,7 @@ pub struct CommOptions {
     pub checksum: bool,
     /// What ranks prove to know before anything else they say is read; default `RUSTCOMMS_SECRET`, else none.
     pub secret: Option<Secret>,
-    /// Which network interfaces a rank listens and connects on, as a comma-separated list of names (`eth0`), beginnings
+    /// Over which network interfaces ranks connect to each other, as a comma-separated list of names (`eth0`), beginnings
     /// (`ib*`), networks (`10.0.0.0/8`) and exclusions (`!docker0`); default `RUSTCOMMS_INTERFACE`, else all.
     pub interface: Option<String>,
     /// Backend-specific settings; unknown names are errors.

@@ -57,6 +57,16 @@ impl TcpStoreServerOptions {
         Self::default()
     }
 
+    /// The defaults, with the secret that `RUSTCOMMS_SECRET` names: what a launcher opens for ranks that inherit its
+    /// environment.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` when the variable is set to what is no secret.
+    pub fn of_environment() -> Result<Self> {
+        Ok(Self::new().secret(Secret::from_environment()?))
+    }
+
     /// The secret that clients must prove to know before the server listens to them (none). PyTorch's clients cannot,
     /// so with a secret they are turned away.
     #[must_use]

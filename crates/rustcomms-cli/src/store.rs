@@ -53,7 +53,8 @@ fn serve(args: &Args) -> Result<(), String> {
     // Every rank has a connection.
     raise_descriptor_limit();
     let at = address(&args.addr, args.port)?;
-    let server = TcpStoreServerOptions::new().bind(at).map_err(|e| format!("cannot listen at {at}: {e}"))?;
+    let options = TcpStoreServerOptions::of_environment().map_err(|e| e.to_string())?;
+    let server = options.bind(at).map_err(|e| format!("cannot listen at {at}: {e}"))?;
     let mut out = std::io::stdout().lock();
     writeln!(out, "{}", server.local_addr())
         .and_then(|()| out.flush())

@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, Result};
-use comm_store::{TcpStoreServer, env};
+use comm_store::{TcpStoreServerOptions, env};
 
 /// Time that the others get to report their own errors after one rank has failed.
 const GRACE: Duration = Duration::from_secs(3);
@@ -46,7 +46,7 @@ pub fn spawn_program(ranks: usize, program: &OsString, args: &[OsString]) -> Res
             "this process is a rank already and must not start ranks; call launch::is_rank() first and join with connect",
         ));
     }
-    let store = TcpStoreServer::bind("127.0.0.1:0")?;
+    let store = TcpStoreServerOptions::of_environment()?.bind("127.0.0.1:0")?;
     let addr = store.local_addr();
     let run = format!("local-{}", std::process::id());
     let mut children = Children(Vec::new());

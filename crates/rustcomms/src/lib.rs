@@ -42,6 +42,9 @@
 //! | `RUSTCOMMS_SIMD` | all that the processor has | most that reductions use of it: `portable`, `avx2` or `avx512`; results are the same. See [`simd_level`] |
 //! | `RUSTCOMMS_LAUNCHER` | found out | launcher whose variables count: `rustcomms`, `torchrun`, `openmpi`, `pmi`, `slurm`, `mvapich`, `pals`, `kubernetes` or `single` |
 //! | `RUSTCOMMS_PMI` | used where no store is named | `0`: ranks do not meet through the PMI server of MPICH's, Intel MPI's or MVAPICH's launcher, see below |
+//! | `RUSTCOMMS_SECRET` | none | what the ranks and the store prove to each other to know, see [`Secret`] |
+//! | `RUSTCOMMS_INTERFACE` | all | interfaces and networks over which ranks connect, see [`CommOptions::interface`] |
+//! | `RUSTCOMMS_CONNECT` | `auto` | links of a world from the start: `auto` (all up to 8 ranks, else 2 log2 n each, others when data needs them), `full`, or `ring`; the same on all ranks. The hint `connect` comes first |
 //! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
 //! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
 //! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, which keeps runs apart that share a store |
@@ -49,7 +52,7 @@
 //! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`); communicators find out by themselves |
 //! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
 //!
-//! All but the first four are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
+//! All but the first eight are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
 //! `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_USE_AGENT_STORE`, `TORCHELASTIC_RUN_ID` and
 //! `TORCHELASTIC_RESTART_COUNT`; then those of Open MPI, PMI, MVAPICH, a Slurm step, PALS and Kubernetes' indexed jobs.
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use comm_conformance::{RankReport, Report, Suite};
 use comm_core::{CommOptions, Error, Result};
-use comm_store::{TcpStoreServer, env};
+use comm_store::{TcpStoreServer, TcpStoreServerOptions, env};
 
 use crate::TIMEOUT;
 
@@ -47,7 +47,8 @@ pub(crate) fn world(suite: &Suite, size: usize, deadline: Duration) -> Report {
 }
 
 fn started(size: usize) -> std::io::Result<(TcpStoreServer, Ranks)> {
-    let server = TcpStoreServer::bind("127.0.0.1:0").map_err(std::io::Error::other)?;
+    let server = TcpStoreServerOptions::of_environment().and_then(|o| o.bind("127.0.0.1:0"));
+    let server = server.map_err(std::io::Error::other)?;
     let mut ranks = Ranks(Vec::new());
     for rank in 0..size {
         let out = nameless()?;

@@ -5,11 +5,14 @@ use collectives::Algorithm;
 use super::Findings;
 
 /// The settings that users choose, what they are for, and what holds where they are not set.
-const SETTINGS: [(&str, &str, &str); 5] = [
+const SETTINGS: [(&str, &str, &str); 8] = [
     ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
     ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
     ("RUSTCOMMS_LAUNCHER", "launcher whose variables count", "found out, see below"),
     ("RUSTCOMMS_PMI", "0: not to meet through the launcher's PMI server", "used where no store is named"),
+    ("RUSTCOMMS_SECRET", "what ranks and store prove to know", "none: whoever can connect is let in"),
+    ("RUSTCOMMS_INTERFACE", "interfaces and networks that ranks use", "all"),
+    ("RUSTCOMMS_CONNECT", "links that a world has from the start", "auto: all up to 8 ranks"),
     ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
 ];
 

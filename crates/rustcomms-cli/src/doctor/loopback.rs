@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use rustcomms::store::{TcpStore, TcpStoreServer};
-use rustcomms::{CommOptions, Communicator, DType, Operation, ReduceOp, Result};
+use rustcomms::store::{TcpStore, TcpStoreServerOptions};
+use rustcomms::{CommOptions, Communicator, DType, Operation, ReduceOp, Result, Secret};
 
 use super::Findings;
 use crate::perf::bench;
@@ -59,7 +59,7 @@ enum News {
 
 /// Runs every operation and prints a line for each size.
 pub(super) fn run(found: &mut Findings) {
-    let server = match TcpStoreServer::bind("127.0.0.1:0") {
+    let server = match TcpStoreServerOptions::of_environment().and_then(|o| o.bind("127.0.0.1:0")) {
         Ok(s) => s,
         Err(e) => return found.problem(&format!("no store can be opened on 127.0.0.1: {e}")),
     };
@@ -131,7 +131,7 @@ fn take_part(rank: usize, store: &str, tell: &dyn Fn(News)) -> std::result::Resu
 }
 
 fn connect(rank: usize, store: &str) -> Result<Communicator> {
-    let store = Arc::new(TcpStore::connect(store, CALL)?);
+    let store = Arc::new(TcpStore::connect_with(store, CALL, Secret::from_environment()?.as_ref())?);
     let options = CommOptions::new().name("doctor").rank_and_size(rank, RANKS).store(store);
     rustcomms::connect(options.timeout(CALL).bootstrap_timeout(CALL))
 }

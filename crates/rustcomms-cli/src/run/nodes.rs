@@ -6,8 +6,8 @@ use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use comm_core::{ErrorKind, Store};
-use comm_store::{PrefixStore, TcpStore, TcpStoreServer};
+use comm_core::{ErrorKind, Secret, Store};
+use comm_store::{PrefixStore, TcpStore, TcpStoreServer, TcpStoreServerOptions};
 use rustix::net::{AddressFamily, SocketType};
 
 use super::{Event, Plan, Stop, make_run_id};
@@ -126,7 +126,9 @@ impl Nodes {
                 0 => SocketAddr::from((Ipv4Addr::LOCALHOST, port)).to_string(),
                 _ => join_host_port(&plan.host, port),
             };
-            let store = TcpStore::connect(&addr, timeout).map_err(|e| no_store(&addr, timeout, &e))?;
+            let secret = Secret::from_environment().map_err(|e| Stop::new(2, e.to_string()))?;
+            let store = TcpStore::connect_with(&addr, timeout, secret.as_ref());
+            let store = store.map_err(|e| no_store(&addr, timeout, &e))?;
             let store = Arc::new(PrefixStore::new(PREFIX, Arc::new(store.with_timeout(MESSAGE))));
             nodes.agree(plan, &*store, &addr, timeout)?;
             nodes.addr = addr;
@@ -357,12 +359,15 @@ fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Durat
 
 fn host(plan: &Plan) -> Result<TcpStoreServer, Stop> {
     let port = plan.port;
+    let options = TcpStoreServerOptions::of_environment().map_err(|e| Stop::new(2, e.to_string()))?;
     let bound = if plan.nnodes == 1 {
-        TcpStoreServer::bind((plan.host.as_str(), port))
+        options.bind((plan.host.as_str(), port))
     } else {
         // All addresses of both families, or of IPv4 where there is no IPv6.
-        TcpStoreServer::bind(SocketAddr::from((IpAddr::from([0u16; 8]), port)))
-            .or_else(|_| TcpStoreServer::bind((Ipv4Addr::UNSPECIFIED, port)))
+        options
+            .clone()
+            .bind(SocketAddr::from((IpAddr::from([0u16; 8]), port)))
+            .or_else(|_| options.bind((Ipv4Addr::UNSPECIFIED, port)))
     };
     bound.map_err(|e| Stop::new(1, format!("cannot host the store on port {port}; is another run using it? {e}")))
 }
