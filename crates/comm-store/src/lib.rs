@@ -32,6 +32,7 @@ mod file;
 #[doc(hidden)]
 pub mod fuzzing;
 mod memory;
+mod pace;
 mod prefix;
 mod protocol;
 mod server;
