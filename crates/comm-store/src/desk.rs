@@ -65,6 +65,11 @@ impl Session {
         self.parser.in_request()
     }
 
+    /// Whether it was challenged to prove that it knows the secret, and has not.
+    pub(crate) fn awaits_proof(&self) -> bool {
+        matches!(self.gate, Gate::Proof { .. })
+    }
+
     /// Whether it was told that it is not served.
     pub(crate) fn turned(&self) -> bool {
         matches!(self.gate, Gate::Turned)

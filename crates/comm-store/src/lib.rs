@@ -33,6 +33,7 @@ mod file;
 pub mod fuzzing;
 pub mod meeting;
 mod memory;
+mod pace;
 mod prefix;
 mod protocol;
 mod server;

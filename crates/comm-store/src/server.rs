@@ -14,15 +14,9 @@ use comm_core::{Error, Result, Secret};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::desk::{CHUNK, Desk, Refusal, Session};
+use crate::pace::{Pace, Warnings, enough};
 use crate::protocol::Limits;
 use crate::state::ConnId;
-
-/// The slowest that a request or a reply may move, in bytes per second, over the time that a connection may stall.
-const SLOWEST: u64 = 64 << 10;
-/// This much counts as moving, however short that time is.
-const MOVING: usize = 64 << 10;
-/// Warnings about connections that are logged in so much time; more are counted. Strangers must not fill a disk.
-const WARNINGS: (u32, Duration) = (20, Duration::from_secs(10));
 
 /// Limits of a [`TcpStoreServer`]. Everything has a default that suits thousands of ranks.
 #[derive(Clone, Debug)]
@@ -137,12 +131,6 @@ impl TcpStoreServerOptions {
         self
     }
 
-    /// What must move in the time for which a connection may stall.
-    fn enough(&self) -> usize {
-        let bytes = self.stall_timeout.as_secs().saturating_mul(SLOWEST);
-        usize::try_from(bytes).unwrap_or(usize::MAX).max(MOVING)
-    }
-
     /// Starts a server with these limits.
     ///
     /// # Errors
@@ -177,7 +165,7 @@ impl TcpStoreServerOptions {
             conns: HashMap::new(),
             next_id: 0,
             accept_after: None,
-            warnings: Warnings { until: Instant::now(), left: 0, more: 0 },
+            warnings: Warnings::new(),
             scratch: vec![0; CHUNK],
         };
         let thread =
@@ -255,26 +243,6 @@ impl Drop for TcpStoreServer {
     }
 }
 
-/// Whether something that has begun goes on fast enough.
-#[derive(Debug)]
-struct Pace {
-    since: Instant,
-    moved: usize,
-}
-
-impl Pace {
-    fn new(now: Instant) -> Self {
-        Self { since: now, moved: 0 }
-    }
-
-    fn moves(&mut self, n: usize, enough: usize) {
-        self.moved += n;
-        if self.moved >= enough {
-            *self = Self::new(Instant::now());
-        }
-    }
-}
-
 #[derive(Debug)]
 struct Conn {
     stream: TcpStream,
@@ -299,34 +267,6 @@ enum End {
 impl End {
     fn refused(why: &str) -> Self {
         Self::Refused(why.into())
-    }
-}
-
-/// How many warnings may still be logged.
-#[derive(Debug)]
-struct Warnings {
-    until: Instant,
-    left: u32,
-    more: u64,
-}
-
-impl Warnings {
-    /// Whether the next one is logged.
-    fn allow(&mut self) -> bool {
-        let now = Instant::now();
-        if now >= self.until {
-            if self.more > 0 {
-                tracing::warn!("{} more warnings of the store about connections are not shown", self.more);
-            }
-            *self = Self { until: now + WARNINGS.1, left: WARNINGS.0, more: 0 };
-        }
-        let allowed = self.left > 0;
-        if allowed {
-            self.left -= 1;
-        } else {
-            self.more += 1;
-        }
-        allowed
     }
 }
 
@@ -495,8 +435,12 @@ impl Loop {
 
     fn close(&mut self, id: ConnId, why: End) {
         let Some(c) = self.conns.remove(&id) else { return };
+        let unproven = self.desk.session(id).is_some_and(Session::awaits_proof);
         self.desk.close(id);
         match why {
+            End::Gone if unproven && self.warnings.allow() => {
+                tracing::warn!(peer = %c.peer, "a connection to the store ended at the challenge: is the secret there another one?");
+            }
             End::Gone => tracing::debug!(peer = %c.peer, "the store's connection ended"),
             End::Refused(why) => self.refuse(c.peer, &why),
         }
@@ -544,7 +488,7 @@ impl Loop {
                     if !s.in_request() {
                         c.input = Pace::new(c.progress);
                     }
-                    c.input.moves(n, self.options.enough());
+                    c.input.moves(n, enough(self.options.stall_timeout));
                     match self.desk.input(id, &scratch[..n]) {
                         Ok(()) => {}
                         Err(Refusal::Close(why)) => return Err(End::Refused(why)),
@@ -583,7 +527,7 @@ impl Loop {
                 Ok(0) => return Err(End::Gone),
                 Ok(n) => {
                     c.progress = Instant::now();
-                    pace.moves(n, self.options.enough());
+                    pace.moves(n, enough(self.options.stall_timeout));
                     match self.desk.sent(id, n) {
                         Ok(()) => {}
                         Err(Refusal::Close(why)) => return Err(End::Refused(why)),

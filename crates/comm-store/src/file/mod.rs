@@ -33,6 +33,9 @@ const NAPS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_mil
 /// and should not be for others. The file system must have `flock(2)`, and hosts see each other's writes as late
 /// as its caches allow: seconds over NFS that is mounted without `lookupcache=positive` or `noac`.
 ///
+/// Keys have at most 8 KiB, values nearly 256 MiB. Each file tells its length and a hash: one that is cut off, altered or
+/// no file of this store makes calls on its key fail with [`ErrorKind::Corrupt`].
+///
 /// Clones share the store. The directory of the run stays until [`remove`](Self::remove).
 #[derive(Clone, Debug)]
 pub struct FileStore(Arc<Inner>);
