@@ -115,6 +115,10 @@ impl Seeker {
 
 /// Adds the communicator's name and the rank to an error.
 pub(crate) fn in_bootstrap(e: Error, options: &CommOptions, rank: usize, size: usize) -> Error {
+    if matches!(e.kind(), ErrorKind::InvalidArgument { .. }) {
+        // There is no communicator yet that would still be usable.
+        return e;
+    }
     e.with_context(|| Context {
         comm: Some(options.effective_name().into()),
         rank: Some((rank, size)),

@@ -160,6 +160,23 @@ fn processes_that_connect_on_demand() {
     }
 }
 
+/// Many more ranks than cores start, reduce, and end; few of them are connected to each other.
+#[test]
+fn sixty_four_processes() {
+    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let addr = server.local_addr().to_string();
+    let ranks = (0..64).map(|r: usize| {
+        let r = r.to_string();
+        let place = [("RUSTCOMMS_RANK", r.as_str()), ("RUSTCOMMS_WORLD_SIZE", "64"), ("RUSTCOMMS_STORE", &addr)];
+        boot::spawn(LIMIT, &[&place[..], &[(boot::LONG, "1")]].concat())
+    });
+    for said in ranks.reduce(boot::Processes::and).unwrap().said() {
+        let links = said.strip_prefix("OK 2016 ").and_then(|l| l.parse::<usize>().ok());
+        // Eleven neighbours, those that the long reduction needs, the store's connection and the listening socket.
+        assert!(links.is_some_and(|l| l <= 32), "{said}");
+    }
+}
+
 /// How often the connector has gone to sleep so far.
 fn sleeps() -> u64 {
     let connector = std::fs::read_dir("/proc/self/task").unwrap().find_map(|t| {

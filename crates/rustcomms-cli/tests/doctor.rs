@@ -94,8 +94,12 @@ fn settings_are_listed_honoured_and_checked() {
         ("RUSTCOMMS_TIMEOUT", "7.5"),
         ("RUSTCOMMS_LAUNCHER", "single"),
         ("RUSTCOMMS_PMI", "0"),
+        ("RUSTCOMMS_SECRET", "sesame"),
+        ("RUSTCOMMS_INTERFACE", "lo"),
+        ("RUSTCOMMS_CONNECT", "full"),
     ]);
     assert_eq!(code, Some(0), "{out}");
+    assert!(!out.contains("sesame"), "{out}");
     for part in
         ["RUSTCOMMS_ALGO=ring (", "RUSTCOMMS_SIMD=portable (", "RUSTCOMMS_TIMEOUT=7.5 (", "reductions use portable\n"]
     {

@@ -18,6 +18,8 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 const CHILD: &str = "RUSTCOMMS_BOOT_CHILD";
 /// Makes children talk to each of the others, both ends at the same moment.
 pub const PAIRS: &str = "RUSTCOMMS_BOOT_PAIRS";
+/// Makes children reduce 1 MiB, too, and say how many sockets they have.
+pub const LONG: &str = "RUSTCOMMS_BOOT_LONG";
 const TIMEOUT: &str = "RUSTCOMMS_BOOT_TIMEOUT";
 
 pub fn memory() -> Arc<dyn Store> {
@@ -166,6 +168,20 @@ pub fn meet_everybody(c: &Communicator) {
     }
 }
 
+/// Reduces 1 MiB; returns the number of this process's sockets.
+fn long(c: &Communicator) -> Result<usize> {
+    let (me, n) = (c.rank(), c.size());
+    let mut x: Vec<f32> = (0..1 << 18).map(|i| (i % 7 + me) as f32).collect();
+    c.all_reduce(&mut x, op::Sum)?;
+    let right = |(i, v): (usize, &f32)| *v as usize == n * (i % 7) + n * (n - 1) / 2;
+    assert!(x.iter().enumerate().all(right), "a wrong sum");
+    let is_socket = |f: std::io::Result<std::fs::DirEntry>| {
+        let link = std::fs::read_link(f.ok()?.path()).ok()?;
+        link.to_string_lossy().starts_with("socket:").then_some(())
+    };
+    Ok(std::fs::read_dir("/proc/self/fd").unwrap().filter_map(is_socket).count())
+}
+
 /// Joins the world of the environment, if this process is to; says `@OK sum` or `@` and the error.
 pub fn child() {
     if std::env::var_os(CHILD).is_none() {
@@ -185,8 +201,12 @@ pub fn child() {
                 meet_everybody(&c);
             }
             let mut sum = [c.rank() as u64];
-            match c.all_reduce(&mut sum, op::Sum).and_then(|()| c.finalize(LIMIT)) {
-                Ok(()) => println!("@OK {}", sum[0]),
+            let done = c.all_reduce(&mut sum, op::Sum).and_then(|()| match std::env::var_os(LONG) {
+                Some(_) => long(&c).map(|links| format!("{} {links}", sum[0])),
+                None => Ok(sum[0].to_string()),
+            });
+            match done.and_then(|said| c.finalize(LIMIT).map(|()| said)) {
+                Ok(said) => println!("@OK {said}"),
                 Err(e) => println!("@LOST {}", e.to_string().replace('\n', " ")),
             }
         }
