@@ -163,7 +163,7 @@ fn processes_that_connect_on_demand() {
 /// Many more ranks than cores start, reduce, and end; few of them are connected to each other.
 #[test]
 fn sixty_four_processes() {
-    let server = TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let addr = server.local_addr().to_string();
     let ranks = (0..64).map(|r: usize| {
         let r = r.to_string();
