@@ -18,6 +18,8 @@
 mod address;
 mod bootstrap;
 mod connector;
+#[doc(hidden)]
+pub mod fuzzing;
 mod host;
 mod open;
 mod records;
