@@ -1,7 +1,8 @@
 //! What a peer of a data connection might send, in frames and in garbage, to an endpoint that may be in a call.
 //!
-//! The first byte chooses the scene: which operations are posted (bits 0 to 2) and whether frames carry checksums (bit
-//! 3). Then come steps: 0 to 127, that many raw bytes; 128 to 239, a frame of that kind (modulo 17), whose fields follow
+//! The first byte chooses the scene: which operations are posted (bits 0 to 2), whether frames carry checksums (bit
+//! 3), and whether the endpoint is one of twelve in a ring, whose other neighbour never comes, and not one of two (bit 4).
+//! Then come steps: 0 to 127, that many raw bytes; 128 to 239, a frame of that kind (modulo 18), whose fields follow
 //! in short form; 240 to 255, the endpoint gets a turn. All that the endpoint reads comes in pieces of uneven length.
 #![no_main]
 
@@ -13,7 +14,8 @@ use std::time::Duration;
 
 use comm_core::{Clock, DType, OpDesc, Operation, Parker, RealClock, ReduceOp, Result, Time};
 use comm_transport::{
-    Endpoint, EndpointOptions, GroupSpec, HEADER, Link, Message, Notify, PROTOCOL, Patience, Port, Sink, Task,
+    Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, HEADER, Link, Message, Notify, PROTOCOL, Patience, Port,
+    Sink, Task,
 };
 
 const COMM: u64 = 77;
@@ -176,19 +178,34 @@ fn frame(input: &mut Input<'_>, kind: u8, number: u32, out: &mut Vec<u8>) {
     out.extend(payload);
 }
 
+/// Makes no link.
+#[derive(Debug)]
+struct Deaf;
+
+impl Dialer for Deaf {
+    fn dial(&self, _: usize) {}
+}
+
 fn play(data: &[u8]) {
     let mut input = Input(data);
     let scene = input.byte().unwrap_or(0);
     let wire = Arc::new(Mutex::new(Wire::default()));
     let clock = Arc::new(Jumps::default());
+    let sparse = scene & 16 != 0;
     let options = EndpointOptions {
         checksum: scene & 8 != 0,
         patience: Patience { spins: 0, yields: 0 },
-        clock: Arc::clone(&clock) as Arc<dyn Clock>,
-        dialer: None,
+        // An endpoint that can dial sleeps in the kernel, where time does not jump.
+        clock: if sparse { Arc::new(RealClock) } else { Arc::clone(&clock) as Arc<dyn Clock> },
+        dialer: sparse.then(|| Arc::new(Deaf) as Arc<dyn Dialer>),
+        connect: Connect::Ring,
     };
-    let us = Endpoint::new(0, vec![None, Some(Box::new(Script(Arc::clone(&wire))))], options).unwrap();
-    let spec = GroupSpec { id: COMM, generation: 0, name: "fuzz".into(), members: vec![0, 1], window: WINDOW };
+    let size = if sparse { 12 } else { 2 };
+    let mut links: Vec<Option<Box<dyn Link>>> = (0..size).map(|_| None).collect();
+    links[1] = Some(Box::new(Script(Arc::clone(&wire))));
+    let us = Endpoint::new(0, links, options).unwrap();
+    let members = (0..size).collect();
+    let spec = GroupSpec { id: COMM, generation: 0, name: "fuzz".into(), members, window: WINDOW };
     let group = us.create_group(spec).unwrap();
     let mut calls = Vec::new();
     for (bit, len, message) in [(1, 10, None), (2, 5000, None), (4, 300, Some((3, 0)))] {
@@ -215,7 +232,7 @@ fn play(data: &[u8]) {
             }
             kind @ 128..240 => {
                 let mut out = Vec::new();
-                frame(&mut input, (kind - 128) % 17, number, &mut out);
+                frame(&mut input, (kind - 128) % 18, number, &mut out);
                 number += 1;
                 wire.lock().unwrap().bytes.extend(out);
             }
@@ -226,6 +243,11 @@ fn play(data: &[u8]) {
         }
     }
     turn();
+    if sparse {
+        us.close(group);
+        us.forget(group);
+        return;
+    }
     // The peer hangs up. Whatever it has said, nobody waits for it any longer.
     let reader = {
         let mut wire = wire.lock().unwrap();
