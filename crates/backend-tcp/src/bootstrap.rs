@@ -12,6 +12,7 @@ use comm_transport::{Connect, Dialer, Endpoint, PROTOCOL};
 use crate::address::{InterfaceFilter, candidates, listen, published};
 use crate::connector::{Gathering, Peer, Setup, Unconnected};
 use crate::host::Host;
+use crate::life::Life;
 use crate::open::open_store;
 use crate::records::{Card, Settings, Stamp, decode_card, encode, process, random};
 use crate::rendezvous::{Rendezvous, Seat};
@@ -100,7 +101,7 @@ impl Seeker {
                 connect: connect.to_string(),
                 secret: secret.is_some(),
             },
-            card: Card { rank, host, pid: std::process::id(), process: process(), addrs },
+            card: Card { rank, host, life: Life::this(), process: process(), addrs },
             began,
             until,
         };

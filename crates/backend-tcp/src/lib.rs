@@ -21,6 +21,7 @@ mod connector;
 #[doc(hidden)]
 pub mod fuzzing;
 mod host;
+mod life;
 mod open;
 mod records;
 mod rendezvous;

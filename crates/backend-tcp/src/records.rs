@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::address::Addresses;
 use crate::host::Host;
+use crate::life::Life;
 
 /// Longest record that is read.
 pub(crate) const LONGEST: usize = 16 << 10;
@@ -65,7 +66,7 @@ impl Settings {
 pub(crate) struct Card {
     pub(crate) rank: usize,
     pub(crate) host: Host,
-    pub(crate) pid: u32,
+    pub(crate) life: Life,
     /// A random number of this process: a pid can occur twice.
     pub(crate) process: u64,
     pub(crate) addrs: Addresses,
@@ -78,13 +79,17 @@ pub(crate) enum Verdict {
     Go { nonce: u64 },
     /// It has failed, for all ranks.
     Failed(Failure),
+    /// A process of an earlier start has left its card there and is dead. Who waits goes on to the next attempt.
+    Stale { who: String },
 }
 
 /// Why an attempt has failed, for those who were not there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Failure {
-    /// A random number: who has been told of it goes on to the next attempt.
+    /// A random number, by which the rank that wrote it knows it again.
     pub(crate) id: u64,
+    /// When, in milliseconds since 1970.
+    pub(crate) at: u64,
     pub(crate) rank: usize,
     pub(crate) host: String,
     /// What that rank says, as a sentence about it or in which it is named.
@@ -187,7 +192,7 @@ mod tests {
         let addrs = published(&InterfaceFilter::parse("lo").unwrap(), None, 80).unwrap();
         // As it is read: what is not published is not there.
         let addrs = decode(&encode(&addrs).unwrap(), None, "addresses").unwrap();
-        Card { rank: 3, host, pid: 7, process: 9, addrs }
+        Card { rank: 3, host, life: Life::this(), process: 9, addrs }
     }
 
     #[test]
@@ -219,6 +224,7 @@ mod tests {
         bytes.extend([0xff; 40]);
         assert_eq!(decode_stamp(&bytes, "settings").unwrap(), s.stamp);
         let f = Failure {
+            at: 0,
             id: 1,
             rank: 2,
             host: "h".into(),

@@ -3,9 +3,13 @@
 //! A generation is one attempt of all ranks to meet. Each rank puts the settings and its card there, counts itself, and
 //! waits for the verdict: `Go` by the rank that came last, or `Failed` by the first that gives up or finds something
 //! wrong, so that all learn at once why. A rank begins with the generation that is current and goes on to the next when
-//! it finds that this process takes part already (an earlier or concurrent communicator of the same name), that the
-//! generation is complete, or that it has failed and this rank has been told so. Ranks with different histories meet
-//! all the same, and after a failed attempt all who try again do.
+//! that has its verdict already, or when this process takes part in it (an earlier or concurrent communicator of the same
+//! name). A failure, however, is first told to each rank that was started before it, or hardly after: it is about them,
+//! too. So ranks with different histories meet, after a failed attempt all who try again do, and what an earlier start
+//! has left at a store that lives on is no concern of a later one.
+//!
+//! Ranks that were killed while they waited have left cards that look like those of the living. Where it can be told,
+//! on the same machine, a card of a process that is dead makes the generation `Stale`, and the living meet in the next.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -14,6 +18,7 @@ use std::time::{Duration, Instant};
 use comm_core::{Error, ErrorKind, Result, Store};
 use parking_lot::Mutex;
 
+use crate::life::{Fate, began, wall};
 use crate::records::{
     Card, Failure, Settings, Stamp, Verdict, decode, decode_card, decode_stamp, encode, process, random,
 };
@@ -26,6 +31,9 @@ const KEYS: usize = 1024;
 const LISTED: usize = 16 << 10;
 /// Ranks of each kind that others are told of when they are too many.
 const NAMED: usize = 64;
+/// How much later than a failure a rank may have been started and still be told of it: ranks of one start are not
+/// started at the same moment, and hosts' clocks differ.
+const LATER: u64 = 2000;
 /// What no record consists of: comparing with it reads a key without waiting for it.
 const PROBE: &[u8] = b"?";
 
@@ -53,8 +61,8 @@ pub(crate) struct Seat {
 
 enum Step {
     Seated(Seat),
-    /// The generation is not for this rank.
-    Next,
+    /// The generation is not for this rank. If it has failed before this rank came: why.
+    Next(Option<String>),
 }
 
 /// Failed attempts of which ranks of this process know.
@@ -101,12 +109,16 @@ impl Rendezvous {
         let current = format!("{}/current", self.scope);
         let start = self.store.add(&current, 0).map_err(|e| self.uncountable(e, &current))?;
         let mut g = start.max(1);
+        let mut earlier = None;
         loop {
-            match self.attempt(&format!("{}/{g}", self.scope))? {
+            match self.attempt(&format!("{}/{g}", self.scope), earlier.as_deref())? {
                 Step::Seated(seat) => {
                     return Ok(seat);
                 }
-                Step::Next => g = g.saturating_add(1),
+                Step::Next(why) => {
+                    g = g.saturating_add(1);
+                    earlier = why.or(earlier);
+                }
             }
             if self.left().is_zero() {
                 let what = format!("time was up before {} had found an attempt that all ranks can join", self.who());
@@ -115,26 +127,37 @@ impl Rendezvous {
         }
     }
 
-    fn attempt(&self, key: &str) -> Result<Step> {
+    /// `earlier`: why an earlier attempt has failed, for the error that this one may end with.
+    fn attempt(&self, key: &str, earlier: Option<&str>) -> Result<Step> {
+        let there = self.store.compare_set(&verdict_key(key), PROBE, PROBE);
+        let there = there.map_err(|e| self.gone(&e, "meeting the other ranks"))?;
+        if there != PROBE {
+            return self.pass(&there);
+        }
         let mine = encode(&self.settings)?;
         let there = self.set_once(&format!("{key}/settings"), &mine)?;
         if there != mine
             && let Some((failure, error)) = self.compare(&there)
         {
-            return self.condemn(key, failure, error);
+            // Who has said otherwise may be long dead.
+            return match self.writer(key, &there)? {
+                Some(dead) => self.discard(key, &dead),
+                None => self.condemn(key, failure, error),
+            };
         }
 
         let mine = encode(&self.card)?;
         let there = self.set_once(&format!("{key}/{}", self.rank()), &mine)?;
         if there != mine {
             let error = match decode_card(&there, self.rank()) {
-                Ok(other) if other.process == process() => return Ok(Step::Next),
+                Ok(other) if other.process == process() => return Ok(Step::Next(None)),
+                Ok(other) if self.fate(&other) != Fate::Alive => return self.discard(key, &other),
                 Ok(other) => bootstrap(format!(
                     "rank {} is there twice: pid {} on {} and pid {} on {}; every process needs its own rank",
                     self.rank(),
-                    other.pid,
+                    other.life.pid,
                     other.host.name,
-                    self.card.pid,
+                    self.card.life.pid,
                     self.card.host.name
                 )),
                 Err(e) => e,
@@ -145,19 +168,20 @@ impl Rendezvous {
         let arrived = format!("{key}/arrived");
         let count = self.store.add(&arrived, 1).map_err(|e| self.uncountable(e, &arrived))?;
         if usize::try_from(count) == Ok(self.size()) {
+            if let Some(step) = self.bury(key)? {
+                return Ok(step);
+            }
             let verdict = Verdict::Go { nonce: random() };
             let there = self.set_once(&verdict_key(key), &encode(&verdict)?)?;
             let seat = self.obey(key, &there)?;
             if matches!(seat, Step::Seated(_)) {
-                let next = key.rsplit_once('/').and_then(|(_, g)| g.parse::<i64>().ok()).unwrap_or(0).saturating_add(1);
-                // Only a place to begin at: without it, ranks look at more generations.
-                let _ = self.store.set(&format!("{}/current", self.scope), next.to_string().as_bytes());
+                self.begin_at(number(key).saturating_add(1));
             }
             return Ok(seat);
         }
         match self.store.get(&verdict_key(key), self.left()) {
             Ok(there) => self.obey(key, &there),
-            Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => self.give_up(key),
+            Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => self.give_up(key, earlier),
             Err(e) => Err(self.gone(&e, "waiting for ranks")),
         }
     }
@@ -166,23 +190,94 @@ impl Rendezvous {
     fn obey(&self, key: &str, there: &[u8]) -> Result<Step> {
         match decode(there, None, "the verdict in the store")? {
             Verdict::Go { nonce } => Ok(Step::Seated(Seat { key: key.to_owned(), nonce })),
-            Verdict::Failed(f) if told().lock().insert((f.id, self.rank())) => Err(f.error(self.protocol())),
-            Verdict::Failed(_) => Ok(Step::Next),
+            Verdict::Failed(f) => {
+                told().lock().insert((f.id, self.rank()));
+                Err(f.error(self.protocol()))
+            }
+            Verdict::Stale { .. } => Ok(Step::Next(None)),
         }
+    }
+
+    /// Goes past a generation that has had its verdict before this rank came.
+    fn pass(&self, there: &[u8]) -> Result<Step> {
+        let Verdict::Failed(f) = decode(there, None, "the verdict in the store")? else { return Ok(Step::Next(None)) };
+        let why = f.error(self.protocol());
+        let before = began().saturating_sub(f.at);
+        if before >= LATER || !told().lock().insert((f.id, self.rank())) {
+            return Ok(Step::Next(Some(why.brief())));
+        }
+        Err(why)
+    }
+
+    /// Later ranks need not look at generations before `next`. Only a place to begin at: without it, they look at more.
+    fn begin_at(&self, next: i64) {
+        let _ = self.store.set(&format!("{}/current", self.scope), next.to_string().as_bytes());
+    }
+
+    /// The card of the rank that has written the settings, if its process is dead.
+    fn writer(&self, key: &str, settings: &[u8]) -> Result<Option<Card>> {
+        let Ok(stamp) = decode_stamp(settings, "the settings in the store") else { return Ok(None) };
+        let card = self.store.compare_set(&format!("{key}/{}", stamp.rank), PROBE, PROBE);
+        let card = card.map_err(|e| self.gone(&e, "meeting the other ranks"))?;
+        // Of another version, or garbage, nothing is known.
+        Ok(decode_card(&card, stamp.rank).ok().filter(|c| c.process != process() && self.fate(c) != Fate::Alive))
+    }
+
+    fn fate(&self, other: &Card) -> Fate {
+        other.life.fate(&other.host, &self.card.life, &self.card.host)
+    }
+
+    /// The generation has a card of a process that is dead: the living go on to the next.
+    fn discard(&self, key: &str, dead: &Card) -> Result<Step> {
+        let who = format!("rank {} (pid {}) on {}", dead.rank, dead.life.pid, dead.host.name);
+        let there = self.set_once(&verdict_key(key), &encode(&Verdict::Stale { who })?)?;
+        self.begin_at(number(key).saturating_add(1));
+        match decode(&there, None, "the verdict in the store")? {
+            Verdict::Failed(_) => self.pass(&there),
+            Verdict::Go { .. } | Verdict::Stale { .. } => Ok(Step::Next(None)),
+        }
+    }
+
+    /// The last rank looks whether all whom it can see are alive: nobody else will, and connecting to the dead fails.
+    fn bury(&self, key: &str) -> Result<Option<Step>> {
+        if self.size() > LISTED {
+            return Ok(None);
+        }
+        let all: Vec<usize> = (0..self.size()).collect();
+        let cards = match self.read_cards(key, &all, self.left().max(ROLL_CALL)) {
+            Ok(cards) => cards,
+            Err(e) => {
+                let e = self.gone(&e, "meeting the other ranks");
+                return self.condemn(key, self.failure(&e), e).map(Some);
+            }
+        };
+        let dead = |c: &&Card| c.process != process() && self.fate(c) != Fate::Alive;
+        let Some(dead) = cards.iter().find(dead) else { return Ok(None) };
+        if self.fate(dead) == Fate::Past {
+            return self.discard(key, dead).map(Some);
+        }
+        let what = format!(
+            "rank {} (pid {}) on {} has died while the ranks were meeting; look at its log, and start the ranks again",
+            dead.rank, dead.life.pid, dead.host.name
+        );
+        let error = Error::new(ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: vec![dead.rank] });
+        self.condemn(key, self.failure(&error), error).map(Some)
     }
 
     /// Fails the generation with what this rank has found, unless it has ended already.
     fn condemn(&self, key: &str, failure: Failure, error: Error) -> Result<Step> {
         let id = failure.id;
         let there = self.set_once(&verdict_key(key), &encode(&Verdict::Failed(failure))?)?;
+        // Not behind it: ranks that are about to come are to be told.
+        self.begin_at(number(key));
         match decode(&there, None, "the verdict in the store")? {
             Verdict::Failed(f) if f.id == id => {
                 told().lock().insert((id, self.rank()));
                 Err(error)
             }
             // It has come about without this rank, which belongs to a later one.
-            Verdict::Go { .. } => Ok(Step::Next),
-            Verdict::Failed(_) => self.obey(key, &there),
+            Verdict::Go { .. } => Ok(Step::Next(None)),
+            Verdict::Failed(_) | Verdict::Stale { .. } => self.obey(key, &there),
         }
     }
 
@@ -209,7 +304,7 @@ impl Rendezvous {
     }
 
     /// Time is up.
-    fn give_up(&self, key: &str) -> Result<Step> {
+    fn give_up(&self, key: &str, earlier: Option<&str>) -> Result<Step> {
         let error = self.roll_call(key).map_or_else(
             |e| e,
             |(arrived, missing)| {
@@ -220,17 +315,18 @@ impl Rendezvous {
                     "not all ranks came"
                 };
                 let what = format!(
-                    "{} gave up waiting after {:.1?}: {why} in time; start the ranks closer together, or raise the \
-                     bootstrap timeout",
+                    "{} gave up waiting after {:.1?}: {why} in time; look whether one of them has ended with an error of \
+                     its own, start the ranks closer together, or raise the bootstrap timeout{}",
                     self.who(),
-                    self.began.elapsed()
+                    self.began.elapsed(),
+                    earlier.map_or_else(String::new, |e| format!(". An earlier attempt had failed: {}", shorten(e.into(), 500)))
                 );
                 Error::new(ErrorKind::Bootstrap { what, arrived, missing })
             },
         );
         match self.condemn(key, self.failure(&error), error)? {
             // The last rank has come at the last moment; it counts on this one.
-            Step::Next => {
+            Step::Next(_) => {
                 let there = self.store.get(&verdict_key(key), ROLL_CALL).map_err(|e| self.gone(&e, "meeting"))?;
                 self.obey(key, &there)
             }
@@ -324,6 +420,7 @@ impl Rendezvous {
         let shortened = shorten(what, 2048);
         let mut f = Failure {
             id: random(),
+            at: wall(),
             rank: stamp.rank,
             host: stamp.host.clone(),
             what: shortened,
@@ -370,6 +467,11 @@ impl Rendezvous {
         }
         self.gone(&e, "counting the ranks")
     }
+}
+
+/// The generation of a key that ends with it.
+fn number(key: &str) -> i64 {
+    key.rsplit_once('/').and_then(|(_, g)| g.parse().ok()).unwrap_or(0)
 }
 
 /// At most `bytes` of a text.

@@ -193,7 +193,8 @@ fn garbage_in_the_store() {
 fn a_rank_that_ends_after_all_have_come() {
     for ghost in [0usize, 1, 2] {
         let (store, name) = (memory(), format!("ghost{ghost}"));
-        let card = (ghost, ("limbo", "nowhere"), 1u32, 1u64, (80u16, Vec::<u8>::new()));
+        let life = (1u32, "", 0u64, 0u64);
+        let card = (ghost, ("limbo", "nowhere"), life, 1u64, (80u16, Vec::<u8>::new()));
         let key = format!("rustcomms/run/{name}/1");
         store.set(&format!("{key}/{ghost}"), &postcard::to_allocvec(&card).unwrap()).unwrap();
         store.add(&format!("{key}/arrived"), 1).unwrap();

@@ -103,7 +103,7 @@ fn a_failed_attempt_and_then_another() {
     use_up(out);
 }
 
-/// A rank that comes after the others have given up learns it at once, once.
+/// A rank that comes after the others have given up learns it at once, once; then it waits for their next attempt.
 #[test]
 fn too_late() {
     let store = memory();
@@ -114,7 +114,69 @@ fn too_late() {
     let what = bootstrap(&e).0;
     assert!(what.starts_with("rank 0 on ") && what.contains("gave up") && what.contains("closer together"), "{e}");
     assert!(start.elapsed() < LIMIT / 2);
+    let e = backend_tcp::connect(options(&store, "late", 1, 2).bootstrap_timeout(SHORT)).unwrap_err();
+    let (what, _, missing) = bootstrap(&e);
+    assert_eq!(missing, [0]);
+    assert!(what.contains("An earlier attempt had failed: ") && what.contains("rank 0 on "), "{e}");
+    let s = Arc::clone(&store);
+    let zero = std::thread::spawn(move || backend_tcp::connect(options(&s, "late", 0, 2)).unwrap_err());
+    assert!(bootstrap(&zero.join().unwrap()).0.starts_with("rank 1 on "));
     use_up(made("late", &store, 2));
+}
+
+#[test]
+fn child() {
+    boot::child();
+}
+
+/// A start that has failed is no concern of a later one at the same store and under the same name.
+#[test]
+fn starts_after_one_that_has_failed() {
+    let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let addr = server.local_addr().to_string();
+    let start = |ranks: &[&str], timeout: Duration| {
+        let one = |r: &&str| {
+            let place = [("RUSTCOMMS_RANK", *r), ("RUSTCOMMS_WORLD_SIZE", "3"), ("RUSTCOMMS_STORE", addr.as_str())];
+            boot::spawn(timeout, &place)
+        };
+        ranks.iter().map(one).reduce(boot::Processes::and).unwrap()
+    };
+    for said in start(&["0", "1"], SHORT).said() {
+        assert!(said.contains("missing: rank 2"), "{said}");
+    }
+    // Those that are started at once may still belong to it.
+    std::thread::sleep(Duration::from_millis(2200));
+    for _ in 0..3 {
+        assert_eq!(start(&["0", "1", "2"], LIMIT).said(), ["OK 3"; 3]);
+    }
+}
+
+/// Ranks that are killed while they wait leave cards at a store that lives on; so do ranks that say other things.
+#[test]
+fn starts_after_ranks_were_killed() {
+    let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
+    let (addr, client) = {
+        let addr = server.local_addr().to_string();
+        (addr.clone(), comm_store::TcpStore::connect(&addr, LIMIT).unwrap())
+    };
+    let start = |ranks: &[usize], size: &str, timeout: Duration| {
+        let one = |r: &usize| {
+            let place = [("RUSTCOMMS_RANK", ["0", "1", "2"][*r]), ("RUSTCOMMS_WORLD_SIZE", size)];
+            boot::spawn(timeout, &[&place[..], &[("RUSTCOMMS_STORE", &addr), ("RUSTCOMMS_RUN_ID", "again")]].concat())
+        };
+        ranks.iter().map(one).reduce(boot::Processes::and).unwrap()
+    };
+    for (round, (left, size)) in [(&[0][..], "3"), (&[1], "3"), (&[0, 2], "3"), (&[1], "2")].into_iter().enumerate() {
+        let mut waiting = start(left, size, LIMIT);
+        let current = client.add("rustcomms/again/world/current", 0).unwrap().max(1);
+        for r in left {
+            client.wait(&[&format!("rustcomms/again/world/{current}/{r}")], LIMIT).unwrap();
+        }
+        (0..left.len()).for_each(|i| waiting.kill(i));
+        // Started in all orders: the dead rank's successor first, and last.
+        let order: &[usize] = if round % 2 == 0 { &[0, 1, 2] } else { &[2, 1, 0] };
+        assert_eq!(start(order, "3", LIMIT).said(), ["OK 3"; 3], "round {round}");
+    }
 }
 
 /// One has the wrong settings, corrects them and tries again, as do the others.

@@ -1,0 +1,116 @@
+//! Whether a process that has put its card into the store still lives, as far as this one can see: on its own machine.
+
+use std::sync::OnceLock;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use crate::host::Host;
+
+/// What tells a process from others of its machine, and when it wrote this.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Life {
+    pub(crate) pid: u32,
+    /// The namespace in which the number means something.
+    space: String,
+    /// When the process was started, in hundredths of a second since the machine was; 0 if unknown. Numbers are used
+    /// again.
+    started: u64,
+    /// When this was written, in the same unit.
+    at: u64,
+}
+
+/// What is known of another process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    /// It lives, or nobody can tell from here.
+    Alive,
+    /// It is dead, and wrote its card before this process was there: what it belonged to is over.
+    Past,
+    /// It is dead, and wrote its card while this process was there.
+    Died,
+}
+
+impl Life {
+    pub(crate) fn this() -> Self {
+        let pid = std::process::id();
+        Self { pid, space: space(), started: started(pid).unwrap_or(0), at: now() }
+    }
+
+    /// What has become of the process that wrote this on `theirs`.
+    pub(crate) fn fate(&self, theirs: &Host, own: &Self, ours: &Host) -> Fate {
+        let visible = ours.same(theirs) && !self.space.is_empty() && self.space == own.space && self.started != 0;
+        if !visible || started(self.pid) == Some(self.started) {
+            return Fate::Alive;
+        }
+        if self.at < own.started { Fate::Past } else { Fate::Died }
+    }
+}
+
+/// Milliseconds since 1970, by this machine's clock.
+pub(crate) fn wall() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_millis() as u64)
+}
+
+/// When this process was started, by this machine's clock; as far back as can be told.
+pub(crate) fn began() -> u64 {
+    static BEGAN: OnceLock<u64> = OnceLock::new();
+    *BEGAN.get_or_init(|| {
+        let age = started(std::process::id()).map_or(0, |s| now().saturating_sub(s));
+        wall().saturating_sub(age * 10)
+    })
+}
+
+fn space() -> String {
+    std::fs::read_link("/proc/self/ns/pid").map(|p| p.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+fn now() -> u64 {
+    let text = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
+    text.split_whitespace().next().and_then(|t| t.parse::<f64>().ok()).map_or(0, |t| (t * 100.0) as u64)
+}
+
+/// When a living process was started; one that has ended, and whose parent has not asked for it yet, does not live.
+fn started(pid: u32) -> Option<u64> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The second field is the program's name in parentheses, which may contain anything.
+    let mut fields = text.rsplit_once(')')?.1.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X" | "x") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_live_until_they_end() {
+        let (own, host) = (Life::this(), Host::this());
+        assert_eq!(own.fate(&host, &own, &host), Fate::Alive);
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let other = Life { pid: child.id(), started: started(child.id()).unwrap(), ..Life::this() };
+        assert_eq!(other.fate(&host, &own, &host), Fate::Alive);
+        child.kill().unwrap();
+        // Dead at once, though nobody has asked for it: give the signal a moment.
+        for _ in 0..1000 {
+            if started(other.pid).is_none() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert_eq!(other.fate(&host, &own, &host), Fate::Died);
+        assert_eq!(Life { at: 0, ..other.clone() }.fate(&host, &own, &host), Fate::Past);
+        child.wait().unwrap();
+        assert_eq!(other.fate(&host, &own, &host), Fate::Died);
+        // The number is another's by now.
+        assert_eq!(Life { started: 1, ..own.clone() }.fate(&host, &own, &host), Fate::Died);
+        // Elsewhere nobody can tell.
+        let far = Host { name: "far".into(), id: "elsewhere".into() };
+        assert_eq!(other.fate(&far, &own, &host), Fate::Alive);
+        assert_eq!(Life { space: "pid:[1]".into(), ..other.clone() }.fate(&host, &own, &host), Fate::Alive);
+        assert_eq!(Life { started: 0, ..other }.fate(&host, &own, &host), Fate::Alive);
+    }
+}
