@@ -71,7 +71,7 @@
 //! 3. Through a file below `XDG_RUNTIME_DIR`, `TMPDIR` or `/tmp`, if all are on one host: under Open MPI and PALS, and wherever
 //!    `RUSTCOMMS_RUN_ID` is set, to a name that no other run has at the time. That they are on one host must be told: the ranks on it are
 //!    as many as the world has. Open MPI, MPICH and Intel MPI tell it; ranks that are started by hand, with `RUSTCOMMS_RANK` and
-//!    `RUSTCOMMS_WORLD_SIZE`, need `RUSTCOMMS_LOCAL_RANK` and `RUSTCOMMS_LOCAL_WORLD_SIZE`, too.
+//!    `RUSTCOMMS_WORLD_SIZE`, need `RUSTCOMMS_LOCAL_WORLD_SIZE`, too (and `RUSTCOMMS_LOCAL_RANK`, if the program asks for it).
 //!
 //! So Open MPI across hosts needs `MASTER_ADDR` and `MASTER_PORT`. `rustcomms doctor` tells what was found and what decided.
 //!
