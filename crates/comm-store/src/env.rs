@@ -14,7 +14,7 @@ pub const NODE_RANK: &str = "RUSTCOMMS_NODE_RANK";
 pub const NNODES: &str = "RUSTCOMMS_NNODES";
 /// `host:port` of the [`TcpStoreServer`](crate::TcpStoreServer) that the ranks meet at.
 pub const STORE: &str = "RUSTCOMMS_STORE";
-/// Name of the run; ranks prefix their keys with it, so that runs do not meet each other's values. After the n-th restart
+/// Name of the run, at most 256 bytes; ranks prefix their keys with it, so that runs do not meet each other's values. After the n-th restart
 /// the launcher adds `.n` to it, because the store keeps what was there before.
 pub const RUN_ID: &str = "RUSTCOMMS_RUN_ID";
 /// The interfaces and networks that ranks use among each other: names, beginnings of names (`ib*`) and networks
@@ -24,8 +24,10 @@ pub const INTERFACE: &str = "RUSTCOMMS_INTERFACE";
 pub const RESTART_COUNT: &str = "RUSTCOMMS_RESTART_COUNT";
 /// The one launcher of [`LAUNCHERS`](crate::LAUNCHERS) whose variables count, or `auto`.
 pub const LAUNCHER: &str = "RUSTCOMMS_LAUNCHER";
-/// `0` keeps ranks from meeting through the launcher's PMI server, for programs whose MPI library talks to it at the
-/// same time.
+/// `0`, `off`, `no` or `false` keeps ranks from meeting through the launcher's PMI server, for programs whose MPI library
+/// talks to it at the same time. The ranks then need [`MASTER_ADDR`](torch::MASTER_ADDR) and
+/// [`MASTER_PORT`](torch::MASTER_PORT), or [`RUN_ID`] if all are on one host. `1`, `on`, `yes` and `true` are the default;
+/// anything else is an error.
 pub const PMI: &str = "RUSTCOMMS_PMI";
 
 /// What torchrun sets for its workers, so that programs written for it find themselves too.

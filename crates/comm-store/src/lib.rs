@@ -1,4 +1,5 @@
-//! Rendezvous stores of rustcomms: TcpStore client and server, FileStore, MemoryStore, PrefixStore.
+//! Rendezvous of rustcomms: stores ([`TcpStore`] and its server, [`FileStore`], [`MemoryStore`], [`PrefixStore`]), which
+//! place the launcher gave this process ([`discover`]), and how the ranks find their store ([`meeting`]).
 //!
 //! Not a database and not a data path: a store holds the few small values through which ranks find
 //! each other. [`TcpStore`] and [`TcpStoreServer`] speak the protocol of PyTorch's `TCPStore`
@@ -18,6 +19,14 @@
 //! assert_eq!(store.add("answer", 1)?, 43);
 //! # Ok::<(), comm_core::Error>(())
 //! ```
+//!
+//! [`FileStore`] is a store in a directory that all ranks share, for hosts that share a file system but no known address;
+//! [`MemoryStore`] is one for the threads of a process, and [`PrefixStore`] gives each of several users of a store keys of
+//! their own.
+//!
+//! [`discover`] reads the environment variables of the [`LAUNCHERS`], ours and others', and does nothing else: [`Place`] tells
+//! rank, size, hosts, the store if it is named, and why. [`meeting::open`] acts on it: it opens the store where that is this
+//! rank's part, or learns its address through the launcher's PMI server or a file, and enters.
 //!
 //! Unix only: the server's loop is `poll(2)`.
 

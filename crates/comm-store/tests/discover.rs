@@ -321,6 +321,89 @@ fn without_an_address_the_error_says_what_to_set() {
     assert_eq!(with(TORCH).unwrap().require_store().unwrap(), "h0:29500");
 }
 
+/// What the error advises leads to a meeting.
+#[test]
+fn on_one_host_the_error_says_how_to_meet_without_an_address() {
+    for (text, told) in [
+        ("RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4", Some("RUSTCOMMS_LOCAL_WORLD_SIZE=4")),
+        ("RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4 RUSTCOMMS_LOCAL_WORLD_SIZE=4", None),
+        ("RANK=1 WORLD_SIZE=4", Some(" LOCAL_WORLD_SIZE=4")),
+        ("PMI_RANK=1 PMI_SIZE=4 PMI_FD=5 MPI_LOCALNRANKS=4 RUSTCOMMS_PMI=0", None),
+    ] {
+        let e = with(text).unwrap().require_meeting().unwrap_err().to_string();
+        assert!(e.contains("RUSTCOMMS_RUN_ID") && told.is_none_or(|t| e.contains(t)), "{text}: {e}");
+        let advised = with(&format!("{text} RUSTCOMMS_RUN_ID=mine {}", told.unwrap_or_default())).unwrap();
+        assert!(matches!(advised.meeting, Meeting::LocalFile { .. }), "{text}: {advised:?}");
+    }
+    let far = with("RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4 RUSTCOMMS_LOCAL_WORLD_SIZE=2").unwrap();
+    assert!(!far.require_meeting().unwrap_err().to_string().contains("RUN_ID"));
+}
+
+#[test]
+fn half_an_address_is_mentioned() {
+    const HAND: &str = "RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4";
+    let ignored = |text: &str| with(text).unwrap().why.into_iter().find(|w| w.contains("is ignored"));
+    for launcher in [HAND, "RANK=1 WORLD_SIZE=4", OMPI, HYDRA, MV2] {
+        let e = ignored(&format!("{launcher} MASTER_ADDR=h0")).unwrap();
+        assert!(e.starts_with("MASTER_ADDR is ignored, because MASTER_PORT is not set"), "{e}");
+        let e = ignored(&format!("{launcher} MASTER_PORT=29500")).unwrap();
+        assert!(e.starts_with("MASTER_PORT is ignored, because MASTER_ADDR is not set"), "{e}");
+        assert_eq!(ignored(&format!("{launcher} {MASTER}")), None);
+        assert_eq!(ignored(&format!("{launcher} MASTER_ADDR=h0 RUSTCOMMS_STORE=s:1")), None);
+    }
+    assert_eq!(ignored("MASTER_ADDR=h0"), None, "a world of one");
+    // Slurm's variables tell a port.
+    let place = with(&format!("{SALLOC} {SRUN} MASTER_ADDR=h0")).unwrap();
+    assert_eq!((place.meeting, place.store.as_deref()), (Meeting::Address, Some("h0:21234")));
+}
+
+#[test]
+fn the_use_of_pmi_is_switched_by_words_that_are_known() {
+    for (word, used) in [("0", false), ("off", false), ("No", false), ("FALSE", false)].into_iter().chain([
+        ("1", true),
+        ("on", true),
+        ("Yes", true),
+        ("TRUE", true),
+        ("", true),
+    ]) {
+        let place = with(&format!("{HYDRA} RUSTCOMMS_PMI={word}")).unwrap();
+        assert_eq!(matches!(place.meeting, Meeting::Pmi(_)), used, "{word}");
+        assert_eq!(place.why.iter().any(|w| w.contains("RUSTCOMMS_PMI says so")), !used, "{word}: {:?}", place.why);
+    }
+    // Whoever decides: on another machine the same script runs under mpiexec.
+    for launcher in ["", HYDRA, MV2, OMPI, TORCH, SRUN] {
+        for word in ["flase", "2", "of", "0.0"] {
+            let e = refused(&format!("{launcher} RUSTCOMMS_PMI={word}"));
+            assert!(e.contains(&format!("RUSTCOMMS_PMI is '{word}'")) && e.contains("off, no or false"), "{e}");
+        }
+    }
+}
+
+#[test]
+fn the_name_of_a_run_is_bounded() {
+    let name = |n: usize| "r".repeat(n);
+    for launcher in ["", "RUSTCOMMS_RANK=1 RUSTCOMMS_WORLD_SIZE=4", OMPI, HYDRA, TORCH] {
+        assert_eq!(with(&format!("{launcher} RUSTCOMMS_RUN_ID={}", name(256))).unwrap().run, name(256));
+        for n in [257, 9000] {
+            let e = refused(&format!("{launcher} RUSTCOMMS_RUN_ID={}", name(n)));
+            assert!(e.contains(&format!("RUSTCOMMS_RUN_ID has {n} bytes, and may have 256")), "{e}");
+        }
+    }
+    for text in [format!("{TORCH} TORCHELASTIC_RUN_ID={}", name(300)), format!("{OMPI} PMIX_NAMESPACE={}", name(300))] {
+        assert!(refused(&text).contains("set RUSTCOMMS_RUN_ID to a shorter one"));
+        assert_eq!(with(&format!("{text} RUSTCOMMS_RUN_ID=short")).unwrap().run, "short");
+    }
+}
+
+#[test]
+fn long_values_are_not_repeated_in_full() {
+    let long = "x".repeat(9000);
+    for name in ["RUSTCOMMS_PMI", "RUSTCOMMS_RUN_ID", "RUSTCOMMS_LAUNCHER", "RANK", "MASTER_PORT", "LOCAL_RANK"] {
+        let e = refused(&format!("RANK=0 WORLD_SIZE=2 MASTER_ADDR=h {name}={long}"));
+        assert!(e.contains(name) && e.len() < 1000, "{name}: {e}");
+    }
+}
+
 #[test]
 fn all_ranks_of_a_step_agree_and_fill_their_nodes() {
     let mut seen = std::collections::HashSet::new();

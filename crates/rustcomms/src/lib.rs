@@ -23,9 +23,10 @@
 //!
 //! * *Features*: `tcp` (on by default) is the backend whose ranks are processes, with `connect`, `launch` and `store`. `sim`
 //!   is the backend whose ranks are threads of one process, with `testing`. `all-cpu` is both.
-//! * *Launchers*: `rustcomms run -n 4 -- PROGRAM` (crate `rustcomms-cli`) starts ranks on one machine or several, and torchrun's
-//!   variables are understood. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with
-//!   `launch::spawn_local`. Without either, `connect` makes a world of one rank.
+//! * *Launchers*: `rustcomms run -n 4 -- PROGRAM` (crate `rustcomms-cli`) starts ranks on one machine or several; so do torchrun, `mpirun`
+//!   of Open MPI, `mpiexec` of MPICH and Intel MPI, MVAPICH and PALS, `srun`, and Kubernetes' indexed jobs, whose variables are understood,
+//!   see below. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with `launch::spawn_local`. Without
+//!   any, `connect` makes a world of one rank.
 //! * *Tests*: `testing::run_ranks` runs a closure as N ranks, and names those that panic, fail or hang.
 //! * *Examples*, in `crates/rustcomms/examples`: `messages`, `reductions`, `gathers`, `exchange` and `overlap` show the operations,
 //!   `own_backend` a backend of one's own, `train_digits` data-parallel training. `cargo run --example messages` starts 4 ranks.
@@ -38,23 +39,48 @@
 //! | variable | default | meaning |
 //! |---|---|---|
 //! | `RUSTCOMMS_TIMEOUT` | 600 | seconds that an operation may take |
+//! | `RUSTCOMMS_BOOTSTRAP_TIMEOUT` | 120 | seconds that ranks wait for each other when they meet, see [`CommOptions::bootstrap_timeout`] |
 //! | `RUSTCOMMS_ALGO` | chosen by operation, size and ranks | algorithm for every operation that has one of this name; the others choose. A name that no operation has is an error. All ranks need the same |
-//! | `RUSTCOMMS_SIMD` | all that the processor has | most that reductions use of it: `portable`, `avx2` or `avx512`; results are the same. See [`simd_level`] |
-//! | `RUSTCOMMS_LAUNCHER` | found out | launcher whose variables count: `rustcomms`, `torchrun`, `openmpi`, `pmi`, `slurm`, `mvapich`, `pals`, `kubernetes` or `single` |
-//! | `RUSTCOMMS_PMI` | used where no store is named | `0`: ranks do not meet through the PMI server of MPICH's, Intel MPI's or MVAPICH's launcher, see below |
-//! | `RUSTCOMMS_SECRET` | none | what the ranks and the store prove to each other to know, see [`Secret`] |
+//! | `RUSTCOMMS_SIMD` | all that the processor has | most that reductions use of it: `portable`, `avx2` or `avx512`; results are the same. Anything else is an error when a communicator is made. See [`simd_level`] |
+//! | `RUSTCOMMS_LAUNCHER` | `auto` | launcher whose variables count: `auto` (found out), `rustcomms`, `torchrun`, `openmpi`, `pmi`, `slurm`, `mvapich`, `pals`, `kubernetes` or `single` |
+//! | `RUSTCOMMS_PMI` | `1` | whether ranks may meet through the PMI server of MPICH's, Intel MPI's or MVAPICH's launcher where no store is named, see below: `1`, `on`, `yes`, `true`, or `0`, `off`, `no`, `false`; anything else is an error |
+//! | `RUSTCOMMS_SECRET` | none | what the ranks and the store prove to each other to know: 32 random bytes, in any writing, see [`Secret`] and below |
 //! | `RUSTCOMMS_INTERFACE` | all | interfaces and networks over which ranks connect, see [`CommOptions::interface`] |
-//! | `RUSTCOMMS_CONNECT` | `auto` | links of a world from the start: `auto` (all up to 8 ranks, else 2 log2 n each, others when data needs them), `full`, or `ring`; the same on all ranks. The hint `connect` comes first |
+//! | `RUSTCOMMS_CONNECT` | `auto` | links of a world from the start: `auto` (all up to 8 ranks, else 2 log2 n each, others when data needs them) or `full`; the same on all ranks. The hint `connect` comes first |
 //! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
 //! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
-//! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, which keeps runs apart that share a store |
+//! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, at most 256 bytes, which keeps runs apart that share a store or a host |
 //! | `RUSTCOMMS_RESTART_COUNT` | not set | how often the launcher has restarted the ranks, for the program; the name of the run tells it, too |
-//! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`); communicators find out by themselves |
+//! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`) and for meeting without an address, see below; communicators find out by themselves |
 //! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
 //!
-//! All but the first eight are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
+//! All but the first nine are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
 //! `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_USE_AGENT_STORE`, `TORCHELASTIC_RUN_ID` and
 //! `TORCHELASTIC_RESTART_COUNT`; then those of Open MPI, PMI, MVAPICH, a Slurm step, PALS and Kubernetes' indexed jobs.
+//!
+//! # Meeting
+//!
+//! Ranks meet in the first of these ways that is open to them:
+//!
+//! 1. At `RUSTCOMMS_STORE`, a store that somebody hosts; else at `MASTER_ADDR` and `MASTER_PORT`, where rank 0 hosts it unless torchrun does.
+//!    Both are needed: one without the other is ignored. Only a Slurm step supplies what is missing, and both where neither is set.
+//! 2. Through the PMI server of `mpiexec` (MPICH, Intel MPI, MVAPICH), which may span hosts. A program whose MPI library talks to
+//!    that server at the same time as ours cannot use it, nor can a rank that is several of our programs one after the other: set
+//!    `MASTER_ADDR` and `MASTER_PORT`. `RUSTCOMMS_PMI=0` keeps ranks from it, but then they need these two all the same or, on one host,
+//!    `RUSTCOMMS_RUN_ID`.
+//! 3. Through a file below `XDG_RUNTIME_DIR`, `TMPDIR` or `/tmp`, if all are on one host: under Open MPI and PALS, and wherever
+//!    `RUSTCOMMS_RUN_ID` is set, to a name that no other run has at the time. That they are on one host must be told: the ranks on it are
+//!    as many as the world has. Open MPI, MPICH and Intel MPI tell it; ranks that are started by hand, with `RUSTCOMMS_RANK` and
+//!    `RUSTCOMMS_WORLD_SIZE`, need `RUSTCOMMS_LOCAL_WORLD_SIZE`, too (and `RUSTCOMMS_LOCAL_RANK`, if the program asks for it).
+//!
+//! So Open MPI across hosts needs `MASTER_ADDR` and `MASTER_PORT`. `rustcomms doctor` tells what was found and what decided.
+//!
+//! What shows at the store (a rank that is there twice or has other settings, one that has given up) all ranks learn at once. A rank
+//! that fails before it gets there, for a bad setting of its own or a wrong secret, is missed when the bootstrap timeout is over.
+//!
+//! The stores of `rustcomms run`, `rustcomms store` and `launch::spawn_local` take their secret from `RUSTCOMMS_SECRET` only: a program
+//! that sets [`CommOptions::secret`] in its code cannot enter them unless the variable has the same value where they run. PyTorch's
+//! store knows no secrets, so ranks with one cannot meet at torchrun's.
 
 #[cfg(feature = "tcp")]
 pub mod launch;

@@ -33,7 +33,8 @@ pub struct MeshOptions {
 pub const MESH_HINTS: &[HintSpec] = &[HintSpec {
     name: "connect",
     doc: "links that a world has from the start: `auto` (all up to 8 ranks, else 2 log2 n of them, the others when data \
-          needs them), `full` (all) or `ring` (two); the same on all ranks (per communicator, or as RUSTCOMMS_CONNECT)",
+          needs them), `full` (all), or for tests `ring` (two, the others when anything needs them); the same on all ranks \
+          (per communicator, or as RUSTCOMMS_CONNECT)",
 }];
 
 impl Default for MeshOptions {

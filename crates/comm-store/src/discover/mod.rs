@@ -9,8 +9,11 @@ mod slurm;
 use comm_core::{Error, ErrorKind, Result};
 use read::{Found, Reading, Vars};
 
-use crate::env;
+use crate::env::{self, torch};
 use crate::meeting::Meeting;
+
+/// Longest name of a run in bytes. It is a part of keys in the store, which have 8 KiB at most.
+const MOST_RUN: usize = 256;
 
 /// What the environment says about this process's place in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,14 +66,29 @@ impl Place {
     /// [meet](Self::meeting) all the same.
     pub fn require_store(&self) -> Result<&str> {
         self.store.as_deref().ok_or_else(|| {
-            let example = if self.size == self.local_size.unwrap_or(0) {
-                "all ranks are on one host, so MASTER_ADDR=127.0.0.1 and any free port will do"
-            } else {
-                "MASTER_ADDR is the host of rank 0, and MASTER_PORT a free port there"
+            let far = "MASTER_ADDR is the host of rank 0, and MASTER_PORT a free port there";
+            // How the ranks of one host are told that they are: most launchers tell it anyway.
+            let told = match self.method {
+                "rustcomms" => Some(env::LOCAL_WORLD_SIZE),
+                "torchrun" => Some(torch::LOCAL_WORLD_SIZE),
+                _ => None,
+            };
+            let example = match (self.local_size, told) {
+                (Some(n), _) if n == self.size => format!(
+                    "all ranks are on one host, so MASTER_ADDR=127.0.0.1 and any free port will do, and so will {} alone, a \
+                     name that no other run has",
+                    env::RUN_ID
+                ),
+                (None, Some(told)) => format!(
+                    "{far}; if all ranks are on one host, {} and {told}={} will do, too",
+                    env::RUN_ID,
+                    self.size
+                ),
+                _ => far.to_owned(),
             };
             Error::new(ErrorKind::Bootstrap {
                 what: format!(
-                    "{} tells rank and size, but not where the {} ranks meet: set MASTER_ADDR and MASTER_PORT on all ranks \
+                    "{} tells rank and size, but not where the {} ranks meet: set both MASTER_ADDR and MASTER_PORT on all ranks \
                      ({example}) or {}, or start the ranks with `rustcomms run`",
                     self.method,
                     self.size,
@@ -108,7 +126,8 @@ const READERS: [(Reader, &str); 9] = [
 ///
 /// # Errors
 ///
-/// `InvalidArgument` when the variables that decide are incomplete or not numbers, naming them.
+/// `InvalidArgument` when the variables that decide are incomplete or not numbers, when the name of the run is longer
+/// than 256 bytes, or when `RUSTCOMMS_PMI` is neither on nor off, naming them.
 pub fn discover() -> Result<Place> {
     discover_in(&process)
 }
@@ -239,6 +258,7 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
         why.push(format!("the number of this host is ignored: {n} is not below {all}"));
         node = None;
     }
+    let wants_pmi = vars.switch(env::PMI)?.unwrap_or(true);
     let explicit = if method == "single" { None } else { vars.store() };
     let rank0_hosts = method != "single" && explicit.is_none() && !f.hosted;
     let store = match explicit {
@@ -248,8 +268,22 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
         }
         None => f.store,
     };
+    let master = (vars.has(torch::MASTER_ADDR), vars.has(torch::MASTER_PORT));
+    if size > 1 && store.is_none() && master.0 != master.1 {
+        let (set, lacks) = match master.0 {
+            true => (torch::MASTER_ADDR, torch::MASTER_PORT),
+            false => (torch::MASTER_PORT, torch::MASTER_ADDR),
+        };
+        why.push(format!("{set} is ignored, because {lacks} is not set: the ranks meet there only if both are"));
+    }
     let named = vars.text(env::RUN_ID);
-    let meeting = match (&store, f.pmi) {
+    let pmi = f.pmi.filter(|_| {
+        if !wants_pmi {
+            why.push(format!("the launcher's PMI server is not used: {} says so", env::PMI));
+        }
+        wants_pmi
+    });
+    let meeting = match (&store, pmi) {
         (Some(_), _) => Meeting::Address,
         _ if size == 1 => Meeting::Unknown,
         (None, Some(server)) => {
@@ -277,6 +311,14 @@ fn finish(method: &'static str, f: Found, vars: &Vars<'_>, mut why: Vec<String>)
             }
         },
     };
+    let (name_from, length) = match &named {
+        Some(run) => (env::RUN_ID.to_owned(), run.len()),
+        None => (format!("the name of the run that {method} gives"), f.run.len()),
+    };
+    if length > MOST_RUN {
+        let instead = if named.is_some() { String::new() } else { format!("; set {} to a shorter one", env::RUN_ID) };
+        return Err(Error::invalid(format!("{name_from} has {length} bytes, and may have {MOST_RUN}{instead}")));
+    }
     let unnumbered = named.clone().or(f.unnumbered.clone()).filter(|_| f.unnumbered.is_some() && size > 1);
     if unnumbered.is_some() {
         why.push(

@@ -8,7 +8,6 @@ use comm_core::{Error, Result};
 
 use super::read::{Found, Reading, Vars, pair};
 use super::slurm;
-use crate::env;
 use crate::meeting::PmiServer;
 
 /// Adds what only a found place needs.
@@ -59,13 +58,9 @@ pub(super) fn pmi_of_srun(vars: &Vars<'_>) -> Result<bool> {
     }
 }
 
-/// The PMI-1 server that `PMI_FD`, or `PMI_PORT` with `PMI_ID`, lead to, unless it was switched off. Who needs it is not
-/// known here, so what makes no sense is left out.
+/// The PMI-1 server that `PMI_FD`, or `PMI_PORT` with `PMI_ID`, lead to. Who needs it is not known here, so what makes no
+/// sense is left out.
 fn server(vars: &Vars<'_>, why: &mut Vec<String>) -> Option<PmiServer> {
-    if vars.text(env::PMI).is_some_and(|v| ["0", "off", "no", "false"].contains(&v.to_ascii_lowercase().as_str())) {
-        why.push(format!("the launcher's PMI server is not used: {} says so", env::PMI));
-        return None;
-    }
     if let Some(fd) = vars.text("PMI_FD") {
         let number = fd.parse().ok().map(PmiServer::Descriptor);
         if number.is_none() {

@@ -21,7 +21,22 @@ impl Vars<'_> {
 
     pub(super) fn number(&self, name: &str) -> Result<Option<usize>> {
         let Some(v) = self.text(name) else { return Ok(None) };
-        v.parse().map(Some).map_err(|_| Error::invalid(format!("{name} is '{v}', which is not a rank or count")))
+        v.parse()
+            .map(Some)
+            .map_err(|_| Error::invalid(format!("{name} is '{}', which is not a rank or count", crate::shorten(&v))))
+    }
+
+    /// Whether a setting is on or off, if it is set.
+    pub(super) fn switch(&self, name: &str) -> Result<Option<bool>> {
+        let Some(v) = self.text(name) else { return Ok(None) };
+        match v.to_ascii_lowercase().as_str() {
+            "1" | "on" | "yes" | "true" => Ok(Some(true)),
+            "0" | "off" | "no" | "false" => Ok(Some(false)),
+            _ => Err(Error::invalid(format!(
+                "{name} is '{}', which is neither 1, on, yes or true nor 0, off, no or false",
+                crate::shorten(&v)
+            ))),
+        }
     }
 
     /// The first of `names` that is set.
@@ -44,7 +59,8 @@ impl Vars<'_> {
         let port = match &given {
             None => port,
             Some(p) => Some(p.parse().ok().filter(|p| *p != 0).ok_or_else(|| {
-                Error::invalid(format!("{} is '{p}', which is not a port from 1 to 65535", torch::MASTER_PORT))
+                let shown = crate::shorten(p);
+                Error::invalid(format!("{} is '{shown}', which is not a port from 1 to 65535", torch::MASTER_PORT))
             })?),
         };
         let addr = self.text(torch::MASTER_ADDR);

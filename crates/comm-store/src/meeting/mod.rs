@@ -23,21 +23,27 @@ pub use pmi::PmiServer;
 pub enum Meeting {
     /// Nothing tells, or there is nobody to meet.
     Unknown,
-    /// At the address [`Place::store`], which all ranks know.
+    /// At the address [`Place::store`], which all ranks know: `RUSTCOMMS_STORE`, or `MASTER_ADDR` and `MASTER_PORT`, of which
+    /// one alone does nothing (a Slurm step supplies the other).
     Address,
     /// Rank 0 opens the store and publishes its address through the launcher's PMI server.
     ///
     /// An MPI library in the same process uses that server, too. `MPI_Init` may come before or after, but not at the
-    /// same time, and `MPI_Finalize` before `exit`; else set [`env::PMI`](crate::env::PMI) to 0, or `MASTER_ADDR`.
+    /// same time, and `MPI_Finalize` before `exit`; else set `MASTER_ADDR` and `MASTER_PORT`. Setting
+    /// [`env::PMI`](crate::env::PMI) to 0 alone is enough only where all ranks are on one host and `RUSTCOMMS_RUN_ID` is set.
     Pmi(PmiServer),
-    /// All ranks are on this host: rank 0 opens the store on loopback and leaves its address in a file.
+    /// All ranks are on this host: rank 0 opens the store on loopback and leaves its address in a file. The launcher's
+    /// variables must tell both, [`Place::local_size`] that equals [`Place::size`] and a name of the job (Open MPI's and PALS'
+    /// do; else `RUSTCOMMS_RUN_ID`).
     LocalFile {
         /// What tells this job from others on this host, for as long as it lives.
         job: String,
     },
 }
 
-/// What a rank needs in order to open a store or to enter it.
+/// What a rank needs in order to open a store or to enter it. The default knows no secret: who needs one starts the server
+/// with [`TcpStoreServerOptions::secret`](crate::TcpStoreServerOptions::secret) in `bind` and enters with
+/// [`TcpStore::connect_with`] in `connect`.
 #[allow(missing_debug_implementations)] // Functions.
 pub struct Means<'a> {
     /// Starts a server at `host:port`; port 0 takes a free one.
@@ -95,13 +101,14 @@ fn opened(deadline: Instant) -> Result<MappedMutexGuard<'static, Opened>> {
 /// an address all ranks of the launcher meet, and [`Place::rank`] decides.
 ///
 /// With [`Meeting::Pmi`], and with [`Place::unnumbered`], all ranks that the launcher started must call this, as often as
-/// they like; the first call waits for them. The PMI launcher is told when the process exits (through `exit` or the end of `main`; a rank that ends otherwise ends the
-/// whole job).
+/// they like; the first call waits for them. The PMI launcher is told when the process exits (through `exit` or the end of
+/// `main`; a rank that ends otherwise ends the whole job).
 ///
 /// # Errors
 ///
-/// `Bootstrap` when the store cannot be found or reached until `deadline`, when ranks that must come do not, when nothing tells where it is, or when a
-/// PMI server or the file says something unexpected; and whatever the functions in `means` return.
+/// `Bootstrap` when the store cannot be found or reached until `deadline`, when ranks that must come do not, when nothing
+/// tells where it is, or when a PMI server or the file says something unexpected; and whatever the functions in `means`
+/// return.
 pub fn open(place: &Place, rank: usize, deadline: Instant, means: &Means<'_>) -> Result<Met> {
     let addrs = match &place.meeting {
         Meeting::Address => vec![at_address(place, rank, deadline, means)?],
