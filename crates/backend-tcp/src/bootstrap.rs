@@ -239,7 +239,7 @@ impl World {
 
     fn interrupted(&self, e: &Error) -> Error {
         let missing = match e.kind() {
-            ErrorKind::PeerFailed { rank, .. } | ErrorKind::Aborted { rank, .. } => vec![*rank],
+            ErrorKind::PeerFailed { rank, .. } => vec![*rank],
             ErrorKind::Timeout { missing, .. } => missing.clone(),
             _ => return e.clone(),
         };

@@ -31,7 +31,9 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
-use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
+use comm_core::{
+    BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, ErrorKind, Fnv, Result, register_backend,
+};
 use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
 
 use self::bootstrap::{Seeker, World, in_bootstrap};
@@ -96,7 +98,11 @@ fn join(
     world.hand_over(&endpoint);
     let spec = spec(options, world.key(), size);
     MeshBackend::introduced(Arc::clone(&endpoint), spec, rank, mesh, |control| {
-        let hosts = world.introduce(control).map_err(|e| world.report(e))?;
+        let hosts = world.introduce(control).map_err(|e| match e.kind() {
+            // The others are in calls by now, and have found something there: that is no matter of meeting.
+            ErrorKind::Mismatch { .. } | ErrorKind::Aborted { .. } => e,
+            _ => world.report(e),
+        })?;
         let info = info(rank, &hosts);
         endpoint.set_patience(patience(info.local_size));
         Ok(info)
@@ -134,6 +140,8 @@ fn info(rank: usize, hosts: &[Host]) -> BackendInfo {
     info.local_rank = hosts[..rank].iter().filter(|h| h.same(&hosts[rank])).count();
     info.local_size = hosts.iter().filter(|h| h.same(&hosts[rank])).count();
     info.hosts = hosts.iter().map(|h| h.name.clone()).collect();
+    // The first rank's number on each host stands for the host.
+    info.host_of = hosts.iter().map(|h| hosts.iter().position(|other| other.same(h)).unwrap_or(0)).collect();
     info
 }
 

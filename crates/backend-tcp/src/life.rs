@@ -20,6 +20,9 @@ pub(crate) struct Life {
     at: u64,
 }
 
+/// The two clocks that are compared run in steps, and not in the same.
+const SLACK: u64 = 5;
+
 /// What is known of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
@@ -43,7 +46,7 @@ impl Life {
         if !visible || started(self.pid) == Some(self.started) {
             return Fate::Alive;
         }
-        if self.at < own.started { Fate::Past } else { Fate::Died }
+        if self.at <= own.started + SLACK { Fate::Past } else { Fate::Died }
     }
 }
 
@@ -91,7 +94,9 @@ mod tests {
         let (own, host) = (Life::this(), Host::this());
         assert_eq!(own.fate(&host, &own, &host), Fate::Alive);
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        let other = Life { pid: child.id(), started: started(child.id()).unwrap(), ..Life::this() };
+        // Written a second after this process was started.
+        let at = own.started + 100;
+        let other = Life { pid: child.id(), started: started(child.id()).unwrap(), at, ..Life::this() };
         assert_eq!(other.fate(&host, &own, &host), Fate::Alive);
         child.kill().unwrap();
         // Dead at once, though nobody has asked for it: give the signal a moment.
@@ -106,7 +111,7 @@ mod tests {
         child.wait().unwrap();
         assert_eq!(other.fate(&host, &own, &host), Fate::Died);
         // The number is another's by now.
-        assert_eq!(Life { started: 1, ..own.clone() }.fate(&host, &own, &host), Fate::Died);
+        assert_eq!(Life { started: 1, at: own.started + 100, ..own.clone() }.fate(&host, &own, &host), Fate::Died);
         // Elsewhere nobody can tell.
         let far = Host { name: "far".into(), id: "elsewhere".into() };
         assert_eq!(other.fate(&far, &own, &host), Fate::Alive);

@@ -72,7 +72,12 @@ pub(crate) fn open_store(
 
 /// Why the store cannot be entered, given who was to host it.
 fn explain(addr: &str, hosting: &Hosting, e: Error) -> Error {
-    let (here, e) = (Host::this().name, e.brief());
+    let here = Host::this().name;
+    let e = match e.kind() {
+        // Said again as the reason of another error of the kind.
+        ErrorKind::Bootstrap { what, .. } => what.clone(),
+        _ => e.brief(),
+    };
     match hosting {
         Hosting::Others => failed(e),
         Hosting::Kept(IoKind::AddrInUse) => failed(format!(

@@ -37,8 +37,10 @@ pub struct BackendInfo {
     pub local_rank: usize,
     /// Ranks on the same host.
     pub local_size: usize,
-    /// Host name of each rank.
+    /// Host name of each rank, for people.
     pub hosts: Vec<String>,
+    /// Which host each rank is on: ranks with equal numbers share one. Names do not tell: two hosts may have the same.
+    pub host_of: Vec<usize>,
     /// Hints it understands.
     pub hints: &'static [HintSpec],
     /// Membership generation; 0 until reconfigured.
@@ -58,6 +60,7 @@ impl BackendInfo {
             local_rank: rank,
             local_size: size,
             hosts: vec![String::new(); size],
+            host_of: vec![0; size],
             hints: &[],
             generation: 0,
         }

@@ -86,7 +86,8 @@ pub enum ErrorKind {
         elapsed: Duration,
         /// Ranks that are not known to have arrived at this call; empty when all had.
         missing: Vec<usize>,
-        /// Messages of a point-to-point call that had found no counterpart, in words.
+        /// What the call still waited for, in words: messages without counterpart; of a collective that every rank
+        /// had begun, whose data did not come.
         unmatched: Vec<String>,
     },
     /// A peer is gone. The communicator has failed.
@@ -197,6 +198,7 @@ impl ErrorKind {
             Self::Corrupt { .. } => "check that only rustcomms processes use this port, and the network's health",
             Self::Aborted { .. } => "look at the cause; create a new communicator",
             Self::StaleGeneration { .. } => "use the handles of the newest membership",
+            Self::Bootstrap { missing, .. } if missing.is_empty() => "mend what it says, and start the ranks again",
             Self::Bootstrap { .. } => {
                 "start the missing ranks and check that every rank has the same master address and world size"
             }
@@ -278,7 +280,7 @@ impl fmt::Display for ErrorKind {
                     f.write_str("; not arrived: ")?;
                     ranks(f, missing)?;
                 }
-                if unmatched.is_empty() { Ok(()) } else { write!(f, "; without counterpart: {}", unmatched.join(", ")) }
+                if unmatched.is_empty() { Ok(()) } else { write!(f, "; still waiting for: {}", unmatched.join(", ")) }
             }
             Self::PeerFailed { rank, cause } => write!(f, "rank {rank} failed: {cause}"),
             Self::Corrupt { rank: Some(r), what } => write!(f, "corrupt data from rank {r}: {what}"),

@@ -82,7 +82,7 @@ pub struct CommOptions {
     pub store: Option<Arc<dyn Store>>,
     /// Time that an operation may take, counted from the call. Default 600 s or `RUSTCOMMS_TIMEOUT` (seconds).
     pub timeout: Duration,
-    /// Time that creation may take. Default 120 s.
+    /// Time that creation may take. Default 120 s or `RUSTCOMMS_BOOTSTRAP_TIMEOUT` (seconds).
     pub bootstrap_timeout: Duration,
     /// Silence after which a peer counts as dead. Default 30 s. No backend of this version sends heartbeats: a peer
     /// that is stopped, not dead, is noticed by the operation's timeout.
@@ -102,14 +102,18 @@ pub struct CommOptions {
     pub clock: Arc<dyn Clock>,
 }
 
-/// What `RUSTCOMMS_TIMEOUT` says.
-fn timeout_of_environment() -> Result<Option<Duration>> {
-    let Some(text) = std::env::var_os("RUSTCOMMS_TIMEOUT").filter(|v| !v.is_empty()) else { return Ok(None) };
+/// The variables with the default timeouts of operations and of creation.
+const TIMEOUT_VARIABLE: &str = "RUSTCOMMS_TIMEOUT";
+const BOOTSTRAP_VARIABLE: &str = "RUSTCOMMS_BOOTSTRAP_TIMEOUT";
+
+/// What a variable says, in seconds.
+fn seconds_of(variable: &str) -> Result<Option<Duration>> {
+    let Some(text) = std::env::var_os(variable).filter(|v| !v.is_empty()) else { return Ok(None) };
     let seconds = text.to_str().and_then(|t| t.trim().parse::<f64>().ok()).filter(|s| *s > 0.0);
     match seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()) {
         Some(d) => Ok(Some(d)),
         None => Err(Error::invalid(format!(
-            "RUSTCOMMS_TIMEOUT is '{}', which is no positive number of seconds",
+            "{variable} is '{}', which is no positive number of seconds",
             text.to_string_lossy()
         ))),
     }
@@ -122,18 +126,18 @@ impl Default for CommOptions {
 }
 
 impl CommOptions {
-    /// Defaults, with `RUSTCOMMS_TIMEOUT` (seconds) applied. A value that is no time is an error when a communicator
+    /// Defaults, with `RUSTCOMMS_TIMEOUT` and `RUSTCOMMS_BOOTSTRAP_TIMEOUT` (seconds) applied. A value that is no time is an error when a communicator
     /// is made, see [`check_environment`](Self::check_environment).
     #[must_use]
     pub fn new() -> Self {
-        let timeout = timeout_of_environment().ok().flatten().unwrap_or(DEFAULT_TIMEOUT);
+        let timeout = |variable: &str, otherwise| seconds_of(variable).ok().flatten().unwrap_or(otherwise);
         Self {
             name: None,
             rank: None,
             size: None,
             store: None,
-            timeout,
-            bootstrap_timeout: DEFAULT_BOOTSTRAP_TIMEOUT,
+            timeout: timeout(TIMEOUT_VARIABLE, DEFAULT_TIMEOUT),
+            bootstrap_timeout: timeout(BOOTSTRAP_VARIABLE, DEFAULT_BOOTSTRAP_TIMEOUT),
             heartbeat_timeout: Duration::from_secs(30),
             dynamic: false,
             checksum: false,
@@ -151,7 +155,9 @@ impl CommOptions {
     ///
     /// `InvalidArgument` that names the variable.
     pub fn check_environment() -> Result<()> {
-        timeout_of_environment().map(drop)
+        seconds_of(TIMEOUT_VARIABLE)?;
+        seconds_of(BOOTSTRAP_VARIABLE)?;
+        crate::reduce::check_environment()
     }
 
     /// Sets the name.

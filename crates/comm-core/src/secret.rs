@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorKind, Result};
 
 /// The variable that names the secret for ranks that are not told otherwise.
 pub const SECRET_VARIABLE: &str = "RUSTCOMMS_SECRET";
@@ -46,7 +46,10 @@ impl Secret {
     pub fn from_environment() -> Result<Option<Self>> {
         use std::os::unix::ffi::OsStrExt;
         let Some(text) = std::env::var_os(SECRET_VARIABLE) else { return Ok(None) };
-        let told = |e: Error| Error::invalid(format!("{SECRET_VARIABLE}: {}", e.brief()));
+        let told = |e: Error| match e.kind() {
+            ErrorKind::InvalidArgument { what } => Error::invalid(format!("{SECRET_VARIABLE}: {what}")),
+            _ => e,
+        };
         Self::new(text.as_bytes()).map(Some).map_err(told)
     }
 

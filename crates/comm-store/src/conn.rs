@@ -255,16 +255,16 @@ impl<W: Wire> Conn<W> {
         self.read(first, deadline).map_err(unproven)?;
         if *first == HAS_NO_SECRET {
             return Err(Fail::Secret(
-                "has no secret (is it PyTorch's? it and RUSTCOMMS_SECRET exclude each other): unset RUSTCOMMS_SECRET here, \
-                 or set it where the store is hosted",
+                "has no secret (is it PyTorch's? it and a secret exclude each other): set RUSTCOMMS_SECRET where the store \
+                 is hosted, as in the environment of `rustcomms run`, or use no secret here",
             ));
         }
         self.read(rest, deadline).map_err(unproven)?;
         match initiator.answer(&challenge) {
             Some(proof) => Ok(proof.into()),
             None => Err(Fail::Secret(
-                "has another secret than this process: RUSTCOMMS_SECRET must be the same on all ranks and where the store \
-                 is hosted",
+                "does not prove that it knows this process's secret: it has another (RUSTCOMMS_SECRET must be the same on \
+                 all ranks and where the store is hosted), or it is no store of rustcomms",
             )),
         }
     }

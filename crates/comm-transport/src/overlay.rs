@@ -58,7 +58,7 @@ impl FromStr for Connect {
             "auto" => Ok(Self::Auto),
             "full" => Ok(Self::Full),
             "ring" => Ok(Self::Ring),
-            _ => Err(format!("there is no way to connect called '{text}'; there are auto, full, ring")),
+            _ => Err(format!("there is no way to connect called '{text}'; there are auto, full, and for tests ring")),
         }
     }
 }

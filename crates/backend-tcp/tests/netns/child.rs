@@ -44,6 +44,9 @@ fn rank() {
     let comm = backend_tcp::connect(CommOptions::new().timeout(timeout).bootstrap_timeout(timeout)).unwrap();
     say(&format!("JOINED {}", t.elapsed().as_millis()));
     say(&format!("LOCAL {}", comm.local_size()));
+    // Hosts may have one name: here all have.
+    let here = comm.split_by_host("here").unwrap();
+    assert_eq!((here.rank(), here.size()), (comm.local_rank(), comm.local_size()));
     let n = comm.size();
     let mut x = vec![comm.rank() as f32 + 1.0; 100_000];
     comm.all_reduce(&mut x, op::Sum).unwrap();

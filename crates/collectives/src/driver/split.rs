@@ -45,12 +45,14 @@ impl MeshBackend {
             ..self.spec.clone()
         };
         let hosts: Vec<String> = ranks.iter().map(|r| self.info.hosts[*r].clone()).collect();
+        let places: Vec<usize> = ranks.iter().map(|r| self.info.host_of[*r]).collect();
         let mut info = self.info.clone();
         info.rank = rank;
         info.size = ranks.len();
-        info.local_rank = hosts[..rank].iter().filter(|h| **h == hosts[rank]).count();
-        info.local_size = hosts.iter().filter(|h| **h == hosts[rank]).count();
+        info.local_rank = places[..rank].iter().filter(|h| **h == places[rank]).count();
+        info.local_size = places.iter().filter(|h| **h == places[rank]).count();
         info.hosts = hosts;
+        info.host_of = places;
         Self::new(Arc::clone(&self.endpoint), spec, info, self.options.clone())
     }
 

@@ -69,8 +69,9 @@ impl Communicator {
     ///
     /// As [`split`](Self::split).
     pub fn split_by_host(&self, name: &str) -> Result<Self> {
-        let hosts = self.hosts();
-        let ranks: Vec<usize> = (0..self.size()).filter(|r| hosts[*r] == hosts[self.rank()]).collect();
+        let hosts = &self.info().host_of;
+        let here = hosts.get(self.rank());
+        let ranks: Vec<usize> = (0..self.size()).filter(|r| hosts.get(*r) == here).collect();
         self.split(&ranks, name)?.ok_or_else(|| Error::invalid("this rank is on no host"))
     }
 

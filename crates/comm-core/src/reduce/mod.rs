@@ -20,6 +20,7 @@ mod simd;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use simd::check_environment;
 pub use simd::simd_level;
 
 /// Folds a user's values; `acc` and `x` have equal length. `x` may be used as scratch.

@@ -358,7 +358,12 @@ impl State {
             let g = s.group;
             let op = OpId { index: i as u32, life: s.life };
             let (missing, unmatched) = match s.seq {
-                Some(seq) => (self.group(g).map(|g| g.missing(seq)).unwrap_or_default(), Vec::new()),
+                Some(seq) => {
+                    let missing = self.group(g).map(|g| g.missing(seq)).unwrap_or_default();
+                    // One that has arrived may have stopped on the way.
+                    let waits = if missing.is_empty() { self.data_missing(op) } else { Vec::new() };
+                    (missing, waits)
+                }
                 None => (self.partners(op), self.unmatched(op)),
             };
             let s = &self.ops[i];

@@ -306,6 +306,22 @@ impl State {
         ranks
     }
 
+    /// The ranks whose part in a collective an operation waits for, in words.
+    pub(crate) fn data_missing(&self, op: OpId) -> Vec<String> {
+        let Some(group) = self.group(self.ops[op.index as usize].group) else { return Vec::new() };
+        let mut all = Vec::new();
+        for (p, peer) in self.peers.iter().enumerate() {
+            let Some(rank) = group.rank_of(p).filter(|r| *r != group.rank) else { continue };
+            if peer.posted.iter().any(|x| x.op == op) {
+                all.push(format!("data from rank {rank}"));
+            }
+            if peer.tx.has_op(op) {
+                all.push(format!("rank {rank} to take data"));
+            }
+        }
+        all
+    }
+
     /// The messages of an operation that wait for their counterparts, in words.
     pub(crate) fn unmatched(&self, op: OpId) -> Vec<String> {
         const SHOWN: usize = 8;

@@ -294,6 +294,9 @@ impl State {
                 self.mismatch(g, p, key, h.desc, Some(ours));
                 return Ok(false);
             }
+            if key.kind == COLLECTIVE && h.offset == 0 {
+                self.arrived(g, p, key.seq);
+            }
             if h.total != len && got == 0 && self.lengths_differ(g, p, key, (h.desc, h.total), (ours, len)) {
                 return Ok(false);
             }
@@ -338,6 +341,15 @@ impl State {
             }
         }
         Ok(true)
+    }
+
+    /// A peer has begun a call.
+    fn arrived(&mut self, g: usize, p: usize, seq: u64) {
+        if let Some(group) = self.groups[g].as_mut()
+            && let Some(rank) = group.rank_of(p)
+        {
+            group.saw(rank, seq);
+        }
     }
 
     /// Takes payload bytes of the current frame to their place.

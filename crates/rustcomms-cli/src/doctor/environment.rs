@@ -5,15 +5,16 @@ use collectives::Algorithm;
 use super::Findings;
 
 /// The settings that users choose, what they are for, and what holds where they are not set.
-const SETTINGS: [(&str, &str, &str); 8] = [
+const SETTINGS: [(&str, &str, &str); 9] = [
     ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
     ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
     ("RUSTCOMMS_LAUNCHER", "launcher whose variables count", "found out, see below"),
-    ("RUSTCOMMS_PMI", "0: not to meet through the launcher's PMI server", "used where no store is named"),
+    ("RUSTCOMMS_PMI", "0: not to meet through the launcher's PMI server", "on, where no store is named"),
     ("RUSTCOMMS_SECRET", "what ranks and store prove to know", "none: whoever can connect is let in"),
     ("RUSTCOMMS_INTERFACE", "interfaces and networks that ranks use", "all"),
     ("RUSTCOMMS_CONNECT", "links that a world has from the start", "auto: all up to 8 ranks"),
     ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
+    ("RUSTCOMMS_BOOTSTRAP_TIMEOUT", "seconds that creation of a communicator may take", "120"),
 ];
 
 /// What launchers set, and what it is for.
@@ -84,11 +85,13 @@ pub(super) fn forced() -> Option<String> {
 /// What is wrong with a value that this run does not try: it would be ignored, or a launched rank alone needs it.
 fn unusable(name: &str, value: &str) -> Option<String> {
     match name {
-        "RUSTCOMMS_TIMEOUT" if !value.parse::<f64>().is_ok_and(|s| s > 0.0 && s.is_finite()) => {
+        "RUSTCOMMS_TIMEOUT" | "RUSTCOMMS_BOOTSTRAP_TIMEOUT"
+            if !value.parse::<f64>().is_ok_and(|s| s > 0.0 && s.is_finite()) =>
+        {
             Some(format!("{name}={value} cannot be used: it is not a number of seconds above 0"))
         }
         "RUSTCOMMS_SIMD" if !["", "portable", "avx2", "avx512"].contains(&value) => {
-            Some(format!("{name}={value} is ignored: it is none of portable, avx2, avx512"))
+            Some(format!("{name}={value} cannot be used: it is none of portable, avx2, avx512"))
         }
         "RUSTCOMMS_STORE" => {
             let good =

@@ -90,11 +90,21 @@ impl Level {
     }
 }
 
+/// Whether the variable says something that exists.
+pub(crate) fn check_environment() -> crate::Result<()> {
+    let Some(text) = std::env::var_os(VARIABLE).filter(|v| !v.is_empty()) else { return Ok(()) };
+    if text.to_str().is_some_and(|t| ["portable", "avx2", "avx512"].contains(&t)) {
+        return Ok(());
+    }
+    let text = text.to_string_lossy().chars().take(80).collect::<String>();
+    Err(crate::Error::invalid(format!("{VARIABLE} is '{text}'; it can be portable, avx2 or avx512")))
+}
+
 /// The instructions that reductions on this machine use: `portable`, `avx2` (with F16C) or `avx512` (with BF16).
 ///
 /// Chosen once per process from what the processor has. The environment variable `RUSTCOMMS_SIMD` caps it at one of these
-/// names, for tests and diagnosis; it never asks for more than there is, and a value that is none of them is ignored with
-/// a warning. Results are the same, bit for bit, at each level.
+/// names, for tests and diagnosis; it never asks for more than there is; a value that is none of them is an error when a
+/// communicator is made. Results are the same, bit for bit, at each level.
 ///
 /// # Examples
 ///
