@@ -307,6 +307,22 @@ fn a_reader_that_goes_away_ends_the_run() {
     assert_eq!((ended.code(), ended.lines()), (0, lines(&["[0] end"])));
 }
 
+/// What belongs to the program and what does not.
+#[test]
+fn options_end_at_the_program() {
+    for line in [
+        &["-n2", "/bin/echo", "-n1", "--no-prefix", "--", "-x"][..],
+        &["--nproc=2", "--", "/bin/echo", "-n1", "--no-prefix", "--", "-x"],
+        &["-vn2", "/bin/echo", "-n1", "--no-prefix", "--", "-x"],
+    ] {
+        let out = Command::new(env!("CARGO_BIN_EXE_rustcomms")).arg("run").args(line).output().unwrap();
+        let (out, err) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+        // echo takes -n1 for a text.
+        let want = ["[0] -n1 --no-prefix -- -x", "[1] -n1 --no-prefix -- -x"];
+        assert_eq!(out.lines().collect::<BTreeSet<_>>(), BTreeSet::from(want), "{line:?}: {err}");
+    }
+}
+
 /// Numbers that would ask for more memory, processes or time than there is.
 #[test]
 fn numbers_have_limits() {
@@ -322,13 +338,8 @@ fn numbers_have_limits() {
             "1e300",
             "NaN",
         ] {
-            let mut args = vec!["-n", "1"];
-            if option == "-n" {
-                args.clear();
-            }
-            let given = format!("{option}={value}");
-            let given = if option == "-n" { format!("-n{value}") } else { given };
-            args.push(&given);
+            let given = [option, if option == "-n" { "" } else { "=" }, value].concat();
+            let args = if option == "-n" { vec![&*given] } else { vec!["-n", "1", &given] };
             let ended = Launcher::with(&args, &["true"], |_| {}).end();
             assert_eq!(ended.code(), 2, "{args:?}: {}", ended.err);
             assert!(ended.err.contains(option) && ended.err.contains(value), "{args:?}: {}", ended.err);

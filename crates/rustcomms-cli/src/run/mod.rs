@@ -45,20 +45,20 @@ pub(crate) use ranks::{raise_descriptor_limit, signal};
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Ranks to start on this node.
-    #[arg(short = 'n', long = "nproc", value_name = "N")]
+    #[arg(short = 'n', long = "nproc", value_name = "N", allow_negative_numbers = true)]
     nproc: usize,
     /// Nodes of the run. Each runs this command, with the same -n.
-    #[arg(long, value_name = "K", default_value_t = 1)]
+    #[arg(long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
     nnodes: usize,
     /// Number of this node, from 0. Node 0 hosts the store.
-    #[arg(long, value_name = "I", default_value_t = 0)]
+    #[arg(long, value_name = "I", default_value_t = 0, allow_negative_numbers = true)]
     node_rank: usize,
     /// Address of node 0, as the other nodes reach it; a link-local one with its interface here, as in
     /// fe80::1%eth0 [default with one node: 127.0.0.1].
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
     /// Port of the store on node 0 [default: a free one with one node, else 29500].
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     master_port: Option<u16>,
     /// Copy the ranks' output without the rank in front of each line.
     #[arg(long)]
@@ -68,10 +68,10 @@ pub(crate) struct Args {
     run_id: Option<String>,
     /// Seconds that the other ranks have to end by themselves after one failed. On nodes other than
     /// that rank's it is at most 1.
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     grace: Duration,
     /// Restarts of the whole run, the failures on all nodes taken together. The same on all nodes.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     max_restarts: usize,
     /// CPUs of each rank, of those that this command itself may use: none: all; core: its share of the
     /// cores, shared with no other rank while there are enough; numa: those of one NUMA node;
@@ -85,20 +85,20 @@ pub(crate) struct Args {
     /// GPUs of this node, to be shared out: narrows CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES (or
     /// ROCR_VISIBLE_DEVICES, where only that is set), of which the first N count if they are set. Each
     /// rank gets as many, or as many ranks get each.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     gpus_per_node: Option<usize>,
     /// Say what each rank gets of the above.
     #[arg(short, long)]
     verbose: bool,
     /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended, and with
     /// --max-restarts, starts its ranks again if those of another node fail.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     linger: Duration,
     /// Seconds that the other nodes wait for node 0's store, and that nodes wait for each other before a restart.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     store_timeout: Duration,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
