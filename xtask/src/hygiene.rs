@@ -136,9 +136,12 @@ fn member_problems(root: &Path, member: &Member) -> Result<Vec<String>, String> 
 fn manifest_problems(manifest: &str) -> Vec<String> {
     let (mut inherited, mut lints, mut problems) = (Vec::new(), false, Vec::new());
     let mut section = String::new();
+    // Named programs, less those without a page in the documentation.
+    let mut pages = 0;
     for line in manifest.lines().map(str::trim) {
         if let Some(header) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
             section = header.to_owned();
+            pages += i32::from(section == "[bin]");
             continue;
         }
         let Some((key, value)) = line.split_once('=').map(|(k, v)| (k.trim(), v.trim())) else { continue };
@@ -152,6 +155,7 @@ fn manifest_problems(manifest: &str) -> Vec<String> {
         };
         match section.as_str() {
             "package" if from_workspace => inherited.push(name),
+            "[bin]" if name == "doc" && value.starts_with("false") => pages -= 1,
             "lints" => lints |= name == "workspace" && value.starts_with("true"),
             s if s.ends_with("dependencies") && !from_workspace => {
                 problems.push(format!("dependency {name} does not come from [workspace.dependencies]"));
@@ -164,6 +168,9 @@ fn manifest_problems(manifest: &str) -> Vec<String> {
     );
     if !lints {
         problems.push("lacks [lints] workspace = true".to_owned());
+    }
+    if pages > 0 {
+        problems.push("lacks doc = false in a [[bin]]; its page would have the place of a library's".to_owned());
     }
     problems
 }
@@ -241,6 +248,9 @@ mod tests {
         assert_eq!(manifest_problems(&own).len(), 1);
         let own = GOOD.replace("[lints]\nworkspace = true", "[lints]\n");
         assert_eq!(manifest_problems(&own), ["lacks [lints] workspace = true"]);
+        let own = format!("{GOOD}[[bin]]\nname = \"x\"\ndoc = false\n[[bin]]\nname = \"y\"\n");
+        assert!(manifest_problems(&own)[0].starts_with("lacks doc = false in a [[bin]]"));
+        assert_eq!(manifest_problems(&format!("{own}doc = false\n")), Vec::<String>::new());
         // A key of another section does not count.
         let own = GOOD.replace("license.workspace = true", "").replace("[features]", "[x]\nlicense.workspace = true");
         assert_eq!(manifest_problems(&own), ["lacks license.workspace = true"]);

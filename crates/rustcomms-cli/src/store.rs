@@ -21,6 +21,10 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Prints the address at which it listens, ADDRESS:PORT, as its only line, when ranks can connect. Ranks
 /// are told of it by RUSTCOMMS_STORE (beside RUSTCOMMS_RANK and RUSTCOMMS_WORLD_SIZE). Runs that
 /// share a store need names of their own in RUSTCOMMS_RUN_ID. The protocol is that of PyTorch's TCPStore.
+///
+/// RUSTCOMMS_SECRET, if set, is what everybody must know who uses the store: the ranks need the same. Ranks that
+/// set a secret in their program only (CommOptions::secret) do not get into a store that has another or none; set
+/// the variable on both sides instead.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Address or host name to listen at; :: is every address of this host.

@@ -354,3 +354,31 @@ fn an_error_on_one_rank_ends_all() {
     assert!(ended.err.contains(&format!("rank 0 of 3: cannot create {}", missing.display())), "{}", ended.err);
     assert!(ended.out.is_empty(), "{}", ended.out);
 }
+
+#[test]
+fn help_names_the_launchers() {
+    let ended = perf("--help");
+    let names = ["rustcomms run", "torchrun", "Open MPI", "mpiexec of MPICH", "srun", "MVAPICH", "PALS", "Kubernetes"];
+    // All that discovery knows but `single`, which is none.
+    assert_eq!(names.len() + 1, comm_store::LAUNCHERS.len());
+    let text = ended.out.replace('\n', " ");
+    assert!(names.iter().all(|n| text.contains(n)), "{text}");
+}
+
+/// Numbers that would ask for more memory or time than there is.
+#[test]
+fn numbers_have_limits() {
+    for value in ["18446744073709551615", "9223372036854775807", "1000000000000", "4294967296"] {
+        for option in ["-n", "-w", "-c", "--ranks", "-r", "--timeout"] {
+            let ended = perf(&format!("broadcast -b 8 -e 8 {option} {value}"));
+            assert_eq!(ended.code, Some(2), "{option} {value}: {} {}", ended.out, ended.err);
+            assert!(ended.err.contains(value), "{option} {value}: {}", ended.err);
+        }
+    }
+    let most = i64::MAX;
+    for op in ["all_reduce", "all_gather_v", "reduce_scatter_v", "all_to_all", "scatter_v", "gather_v", "sendrecv"] {
+        let ended = perf(&format!("{op} -b {most} -e {most} -i {most} --no-progress"));
+        assert_eq!(ended.code, Some(1), "{op}: {}", ended.err);
+        assert!(ended.err.contains("no memory for a buffer"), "{op}: {}", ended.err);
+    }
+}

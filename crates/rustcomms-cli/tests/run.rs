@@ -262,20 +262,101 @@ fn a_killed_launcher_leaves_nobody() {
     eventually("ranks and their children are gone", || pids.iter().all(|p| !runs(p)));
 }
 
+/// As filters end when nobody reads them: `rustcomms run ... | head -1`.
 #[test]
-fn a_reader_that_goes_away_does_not_end_the_run() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("done");
-    let script = format!(
-        "i=0; while [ $i -lt 3000 ]; do echo some line of output $i; i=$((i+1)); done; echo > {}",
-        file.display()
-    );
-    let mut launcher = Launcher::with(&["-n", "1"], &["/bin/sh", "-c", &script], |c| {
-        c.stdout(Stdio::piped());
+fn a_reader_that_goes_away_ends_the_run() {
+    for more in [&[][..], &["--no-prefix"], &["--max-restarts", "3"]] {
+        for script in [
+            "while :; do echo some line of output; done",
+            // All have ended well before it is known.
+            "echo one line",
+            // Those that do not want to are killed.
+            "trap '' TERM; while :; do echo some line of output; done",
+        ] {
+            let (dir, program) = (tempfile::tempdir().unwrap(), ["/bin/sh", "-c"]);
+            let script = format!("echo $$ > {}/$RANK; {script}", dir.path().display());
+            let args = [&["-n", "2", "--grace", "0.2"], more].concat();
+            let mut launcher = Launcher::with(&args, &[&program[..], &[&script]].concat(), |c| {
+                c.stdout(Stdio::piped());
+            });
+            drop(launcher.child.stdout.take());
+            let ended = launcher.end();
+            assert_eq!(ended.code(), 128 + 13, "{args:?} {script}: {}", ended.err);
+            assert_eq!(ended.err.matches("standard output is closed; ending all ranks").count(), 1, "{}", ended.err);
+            assert!(!ended.err.contains("cause") && !ended.err.contains("restart "), "{}", ended.err);
+            for rank in ["0", "1"] {
+                let pid = std::fs::read_to_string(dir.path().join(rank)).unwrap_or_default();
+                assert!(pid.is_empty() || !runs(pid.trim()), "rank {rank} still runs");
+            }
+        }
+    }
+    // A full disk is an error, but no signal.
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let ended = Launcher::with(&["-n", "1"], &["/bin/sh", "-c", "while :; do echo line; done"], |c| {
+        c.stdout(full);
     });
-    drop(launcher.child.stdout.take());
-    assert_eq!(launcher.end().code(), 0);
-    assert!(file.exists());
+    let ended = ended.end();
+    assert_eq!(ended.code(), 1, "{}", ended.err);
+    assert!(ended.err.contains("cannot write to standard output: No space left"), "{}", ended.err);
+    // Without standard error the ranks go on.
+    let mut quiet = Launcher::with(&["-n", "1"], &["/bin/sh", "-c", "echo lost >&2; echo lost >&2; echo end"], |c| {
+        c.stderr(Stdio::piped());
+    });
+    drop(quiet.child.stderr.take());
+    let ended = quiet.end();
+    assert_eq!((ended.code(), ended.lines()), (0, lines(&["[0] end"])));
+}
+
+/// What belongs to the program and what does not.
+#[test]
+fn options_end_at_the_program() {
+    for line in [
+        &["-n2", "/bin/echo", "-n1", "--no-prefix", "--", "-x"][..],
+        &["--nproc=2", "--", "/bin/echo", "-n1", "--no-prefix", "--", "-x"],
+        &["-vn2", "/bin/echo", "-n1", "--no-prefix", "--", "-x"],
+    ] {
+        let out = Command::new(env!("CARGO_BIN_EXE_rustcomms")).arg("run").args(line).output().unwrap();
+        let (out, err) = (String::from_utf8(out.stdout).unwrap(), String::from_utf8(out.stderr).unwrap());
+        // echo takes -n1 for a text.
+        let want = ["[0] -n1 --no-prefix -- -x", "[1] -n1 --no-prefix -- -x"];
+        assert_eq!(out.lines().collect::<BTreeSet<_>>(), BTreeSet::from(want), "{line:?}: {err}");
+    }
+}
+
+/// Numbers that would ask for more memory, processes or time than there is.
+#[test]
+fn numbers_have_limits() {
+    let options = ["-n", "--nnodes", "--node-rank", "--max-restarts", "--gpus-per-node", "--omp-threads", "--grace"];
+    for option in options.into_iter().chain(["--linger", "--store-timeout", "--master-port"]) {
+        for value in [
+            "18446744073709551615",
+            "9223372036854775807",
+            "1000000000000",
+            "4294967296",
+            "16777216",
+            "-1",
+            "1e300",
+            "NaN",
+        ] {
+            let given = [option, if option == "-n" { "" } else { "=" }, value].concat();
+            let args = if option == "-n" { vec![&*given] } else { vec!["-n", "1", &given] };
+            let ended = Launcher::with(&args, &["true"], |_| {}).end();
+            assert_eq!(ended.code(), 2, "{args:?}: {}", ended.err);
+            assert!(ended.err.contains(option) && ended.err.contains(value), "{args:?}: {}", ended.err);
+        }
+    }
+    let ended = Launcher::with(&["-n", "4096", "--nnodes", "65536", "--master-addr", "::1"], &["true"], |_| {}).end();
+    assert_eq!(ended.code(), 2, "{}", ended.err);
+}
+
+#[test]
+fn help_tells_of_the_secret() {
+    for command in ["run", "store"] {
+        let help = Command::new(env!("CARGO_BIN_EXE_rustcomms")).args([command, "--help"]).output().unwrap();
+        let help = String::from_utf8(help.stdout).unwrap();
+        assert!(help.contains("RUSTCOMMS_SECRET") && help.contains("CommOptions::secret"), "{help}");
+        assert!(command != "run" || help.contains("exit code is 141"), "{help}");
+    }
 }
 
 #[test]
@@ -310,11 +391,24 @@ fn mistakes_are_explained() {
         assert_eq!(ended.code(), code, "{args:?} {program}: {}", ended.err);
         assert!(ended.err.contains(text), "{args:?} {program}: {}", ended.err);
     }
+}
+
+/// What is wrong with the store's place is told by its kind.
+#[test]
+fn a_store_that_cannot_be_hosted_is_explained() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    let ended = run(&["-n", "1", "--master-port", &port], "echo started");
-    assert_eq!((ended.code(), &ended.out[..]), (1, &b""[..]));
-    assert!(ended.err.contains(&format!("cannot host the store on port {port}")), "{}", ended.err);
+    // 192.0.2.0/24 is nobody's.
+    for (option, value, text, wrong) in [
+        ("--master-port", &*port, "another program, perhaps another run, has it", "address of this host"),
+        ("--master-addr", "192.0.2.1", "--master-addr 192.0.2.1 is no address of this host", "another"),
+        ("--master-addr", "no.such.host.invalid", "--master-addr", "another run"),
+    ] {
+        let ended = run(&["-n", "1", option, value], "echo started");
+        assert_eq!((ended.code(), &ended.out[..]), (1, &b""[..]));
+        assert!(ended.err.contains("cannot host the store") && ended.err.contains(value), "{}", ended.err);
+        assert!(ended.err.contains(text) && !ended.err.contains(wrong), "{}", ended.err);
+    }
 }
 
 #[test]
@@ -401,43 +495,6 @@ fn an_interrupt_or_the_loss_of_node_0_ends_all_nodes() {
         a.end();
         eventually("all ranks are gone", || pids.iter().all(|p| !runs(p)));
     }
-}
-
-#[test]
-fn nodes_that_do_not_fit_together() {
-    let port = free_port();
-    let ended = node("1", &port, &["--store-timeout", "0.4"], "true").end();
-    assert_eq!(ended.code(), 1);
-    for part in [&*format!("127.0.0.1:{port}"), "did not appear within", "--node-rank 0", "firewall"] {
-        assert!(ended.err.contains(part), "{part} in {}", ended.err);
-    }
-    // A store, but not a launcher's.
-    let server = comm_store::TcpStoreServer::bind("127.0.0.1:0").unwrap();
-    let other = server.local_addr().port().to_string();
-    let ended = node("1", &other, &["--store-timeout", "0.4"], "true").end();
-    assert_eq!(ended.code(), 1);
-    assert!(ended.err.contains("is the port another program's?"), "{}", ended.err);
-    let a = node("0", &port, &["--linger", "50"], "sleep 1000");
-    for (more, text) in [
-        (&["--run-id", "other"][..], "belongs to run"),
-        (&["-n", "2", "--nnodes", "3"], "node 1 has --nnodes 3 but node 0 has --nnodes 2"),
-        (&["-n", "3", "--nnodes", "2"], "node 1 has -n 3 but node 0 has -n 2"),
-        (&["--max-restarts", "1"], "node 1 has --max-restarts 1 but node 0 has --max-restarts 0"),
-    ] {
-        let base = ["--node-rank", "1", "--master-addr", "127.0.0.1", "--master-port", &port];
-        let shape: &[&str] = if more[0] == "-n" { &[] } else { &["-n", "2", "--nnodes", "2"] };
-        let ended = run(&[shape, more, &base].concat(), "echo started");
-        assert_eq!((ended.code(), &ended.out[..]), (2, &b""[..]), "{}", ended.err);
-        assert!(ended.err.contains(text), "{}", ended.err);
-    }
-    let b = node("1", &port, &[], "echo up; sleep 1000");
-    eventually("node 1 is up", || !contents(&b.out).is_empty());
-    let ended = node("1", &port, &[], "echo started").end();
-    assert_eq!(ended.code(), 2);
-    assert!(ended.err.contains("there is a node 1 in this run already"), "{}", ended.err);
-    b.signal(Signal::TERM);
-    assert_eq!(b.end().code(), 143);
-    assert_eq!(a.end().code(), 143);
 }
 
 #[test]

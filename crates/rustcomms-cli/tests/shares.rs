@@ -108,7 +108,7 @@ fn mistakes_are_explained() {
         (&["-n", "2", "--bind", "socket"][..], "it must be none, core, numa, or list:"),
         (&["-n", "2", "--bind", "list:0"], "--bind names CPUs for 1 ranks, but there are 2"),
         (&["-n", "1", "--bind", "list:1023"], "CPUs 1023 that this process may not use"),
-        (&["-n", "1", "--omp-threads", "0"], "a number above 0, auto or keep"),
+        (&["-n", "1", "--omp-threads", "0"], "a number from 1 to 65536, auto or keep"),
         (&["-n", "2", "--gpus-per-node", "3"], "2 ranks cannot share 3 GPUs evenly"),
         (&["-n", "2", "--gpus-per-node", "0"], "--gpus-per-node must be at least 1"),
         (&["-n", "1", "--max-restarts", "-1"], "--max-restarts"),

@@ -36,8 +36,9 @@ const DEFAULT_RANKS: usize = 2;
 /// Measure an operation and check its results
 ///
 /// The letters, the columns, the sizes and the bandwidths are those of nccl-tests; what reads its output reads
-/// this. Without the variables of a launcher (rustcomms run, torchrun) the command starts its own ranks on
-/// this machine.
+/// this. Without the variables of a launcher (rustcomms run, torchrun, Open MPI's mpirun, mpiexec of MPICH or Intel
+/// MPI, srun, MVAPICH's mpirun_rsh, mpiexec of PALS, indexed jobs of Kubernetes) the command starts its own ranks
+/// on this machine.
 ///
 /// OP is sendrecv (each rank sends to the next), broadcast, all_reduce, reduce, all_gather, all_gather_v, gather,
 /// gather_v, scatter, scatter_v, reduce_scatter, reduce_scatter_v, all_to_all, all_to_all_v, scan, exscan or barrier;
@@ -83,10 +84,10 @@ pub(crate) struct Args {
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", value_parser = plan::size)]
     step_bytes: Option<u64>,
     /// Timed calls per size and form.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20, value_parser = calls::<1>)]
     iters: usize,
     /// Calls to warm up, per size and form.
-    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5)]
+    #[arg(short = 'w', long = "warmup_iters", value_name = "N", default_value_t = 5, value_parser = calls::<0>)]
     warmup_iters: usize,
     /// Element type, as we or nccl-tests name it (f32, float, …), or all [default: float].
     #[arg(short = 'd', long = "datatype", value_name = "TYPE")]
@@ -98,7 +99,7 @@ pub(crate) struct Args {
     #[arg(short = 'r', long, value_name = "RANK")]
     root: Option<String>,
     /// Checked calls per size and form; 0 checks nothing.
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 1)]
+    #[arg(short = 'c', long, value_name = "N", default_value_t = 1, value_parser = calls::<0>)]
     check: usize,
     /// Use this algorithm of the operation at every size, instead of choosing.
     #[arg(long, value_name = "NAME")]
@@ -115,8 +116,12 @@ pub(crate) struct Args {
     no_progress: bool,
 }
 
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "must be a number of at least 1".into())
+/// More calls than this at one size are a mistake; the time of each is kept.
+const MOST_CALLS: usize = 10_000_000;
+
+fn calls<const LEAST: usize>(text: &str) -> Result<usize, String> {
+    let n = text.parse().ok().filter(|n| (LEAST..=MOST_CALLS).contains(n));
+    n.ok_or_else(|| format!("must be a number of at least {LEAST}, and at most {MOST_CALLS}"))
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {

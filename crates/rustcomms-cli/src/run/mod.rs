@@ -1,5 +1,6 @@
 //! `rustcomms run`: starts the ranks of a run on this node and looks after them.
 
+mod beat;
 mod bind;
 mod devices;
 mod guard;
@@ -27,28 +28,37 @@ pub(crate) use ranks::{raise_descriptor_limit, signal};
 /// is copied line by line with its rank in front. If one rank fails, the others are ended, and the
 /// exit code is that of the rank that failed first (128 + number if a signal killed it). With
 /// --max-restarts, all ranks of all nodes are started anew instead, those that had ended well too,
-/// under the run id with the number of restarts added; signals to this command never restart.
+/// under the run id with the number of restarts added. A signal to this command ends the run with exit
+/// code 128 + its number, also where it would have restarted. When nobody reads standard output any more
+/// (as after | head), the ranks are ended, and the exit code is 141.
+///
+/// Launchers of several nodes know within seconds if another one is gone (after 10 s if it fell silent), and
+/// end their ranks; there is no restart without it.
 ///
 /// Ranks find RUSTCOMMS_RANK, RUSTCOMMS_WORLD_SIZE, RUSTCOMMS_LOCAL_RANK, RUSTCOMMS_LOCAL_WORLD_SIZE,
 /// RUSTCOMMS_NODE_RANK, RUSTCOMMS_NNODES, RUSTCOMMS_STORE (host:port), RUSTCOMMS_RUN_ID and
 /// RUSTCOMMS_RESTART_COUNT in their environment, and the variables that torchrun sets.
+///
+/// RUSTCOMMS_SECRET, if set, is what everybody must know who uses the store: set it to the same on all nodes; the
+/// ranks inherit it. Ranks that set a secret in their program only (CommOptions::secret) do not get into a store
+/// that has another or none; set the variable instead.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// Ranks to start on this node.
-    #[arg(short = 'n', long = "nproc", value_name = "N")]
+    #[arg(short = 'n', long = "nproc", value_name = "N", allow_negative_numbers = true)]
     nproc: usize,
     /// Nodes of the run. Each runs this command, with the same -n.
-    #[arg(long, value_name = "K", default_value_t = 1)]
+    #[arg(long, value_name = "K", default_value_t = 1, allow_negative_numbers = true)]
     nnodes: usize,
     /// Number of this node, from 0. Node 0 hosts the store.
-    #[arg(long, value_name = "I", default_value_t = 0)]
+    #[arg(long, value_name = "I", default_value_t = 0, allow_negative_numbers = true)]
     node_rank: usize,
     /// Address of node 0, as the other nodes reach it; a link-local one with its interface here, as in
     /// fe80::1%eth0 [default with one node: 127.0.0.1].
     #[arg(long, value_name = "A")]
     master_addr: Option<String>,
     /// Port of the store on node 0 [default: a free one with one node, else 29500].
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     master_port: Option<u16>,
     /// Copy the ranks' output without the rank in front of each line.
     #[arg(long)]
@@ -58,10 +68,10 @@ pub(crate) struct Args {
     run_id: Option<String>,
     /// Seconds that the other ranks have to end by themselves after one failed. On nodes other than
     /// that rank's it is at most 1.
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     grace: Duration,
     /// Restarts of the whole run, the failures on all nodes taken together. The same on all nodes.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     max_restarts: usize,
     /// CPUs of each rank, of those that this command itself may use: none: all; core: its share of the
     /// cores, shared with no other rank while there are enough; numa: those of one NUMA node;
@@ -75,20 +85,20 @@ pub(crate) struct Args {
     /// GPUs of this node, to be shared out: narrows CUDA_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES (or
     /// ROCR_VISIBLE_DEVICES, where only that is set), of which the first N count if they are set. Each
     /// rank gets as many, or as many ranks get each.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
     gpus_per_node: Option<usize>,
     /// Say what each rank gets of the above.
     #[arg(short, long)]
     verbose: bool,
     /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended, and with
     /// --max-restarts, starts its ranks again if those of another node fail.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     linger: Duration,
     /// Seconds that the other nodes wait for node 0's store, and that nodes wait for each other before a restart.
-    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     store_timeout: Duration,
     /// The program and its arguments.
-    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
 }
 
@@ -113,8 +123,8 @@ impl std::str::FromStr for OmpThreads {
         match (text, text.parse()) {
             ("auto", _) => Ok(Self::Auto),
             ("keep", _) => Ok(Self::Keep),
-            (_, Ok(n)) if n > 0 => Ok(Self::Number(n)),
-            _ => Err("it must be a number above 0, auto or keep".into()),
+            (_, Ok(n)) if (1..=most::THREADS).contains(&n) => Ok(Self::Number(n)),
+            _ => Err(format!("it must be a number from 1 to {}, auto or keep", most::THREADS)),
         }
     }
 }
@@ -145,6 +155,10 @@ enum Event {
     Elsewhere { generation: usize, failure: nodes::Failure },
     /// The nodes have met, or have not.
     Met { generation: usize, meeting: nodes::Meeting, result: Result<(), String> },
+    /// Somebody wanted to take part and was not let in.
+    Refused(String),
+    /// Standard output takes nothing any more.
+    OutputLost(std::io::ErrorKind, String),
     /// Node 0 is gone.
     StoreLost(String),
     /// All output is copied.
@@ -226,7 +240,19 @@ impl Plan {
                 a.nnodes - 1
             ));
         }
-        if a.nproc.checked_mul(a.nnodes).is_none_or(|n| n > 1 << 24) {
+        for (option, given, most) in [
+            ("-n", a.nproc, most::RANKS_OF_A_NODE),
+            ("--nnodes", a.nnodes, most::NODES),
+            ("--max-restarts", a.max_restarts, most::RESTARTS),
+            ("--gpus-per-node", a.gpus_per_node.unwrap_or(1), most::GPUS),
+        ] {
+            if given > most {
+                return wrong(format!(
+                    "{option} {given} is more than this can start or share out; it must be at most {most}"
+                ));
+            }
+        }
+        if a.nproc * a.nnodes > most::RANKS {
             return wrong(format!("{} nodes of {} ranks are more than this can start", a.nnodes, a.nproc));
         }
         if a.nnodes > 1 && a.master_port == Some(0) {
@@ -250,6 +276,16 @@ impl Plan {
             shares: Share::all(a)?,
         })
     }
+}
+
+/// The most of what options can ask for: more is a mistake, and would only fail later and worse.
+mod most {
+    pub(super) const RANKS_OF_A_NODE: usize = 4096;
+    pub(super) const NODES: usize = 65_536;
+    pub(super) const RANKS: usize = 1 << 24;
+    pub(super) const RESTARTS: usize = 1_000_000;
+    pub(super) const GPUS: usize = 1024;
+    pub(super) const THREADS: usize = 65_536;
 }
 
 /// A name that no other run has.

@@ -1,6 +1,7 @@
 //! The store, and what the launchers of several nodes tell each other through it.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::thread::JoinHandle;
@@ -10,7 +11,7 @@ use comm_core::{ErrorKind, Secret, Store};
 use comm_store::{PrefixStore, TcpStore, TcpStoreServer, TcpStoreServerOptions};
 use rustix::net::{AddressFamily, SocketType};
 
-use super::{Event, Plan, Stop, make_run_id};
+use super::{Event, Plan, Stop, beat, make_run_id};
 
 /// The launchers' keys, apart from those of the ranks.
 const PREFIX: &str = "rustcomms-launch";
@@ -19,6 +20,10 @@ const PREFIX: &str = "rustcomms-launch";
 fn failure_key(generation: usize) -> String {
     format!("failure/{generation}")
 }
+/// How many nodes have joined node 0.
+const MEMBERS: &str = "members";
+/// The longest that one wait for a failure takes: connections that are silent for long are cut by firewalls.
+const WATCH: Duration = Duration::from_secs(30);
 /// How long one message to the store may take.
 const MESSAGE: Duration = Duration::from_secs(5);
 
@@ -56,7 +61,7 @@ impl Failure {
         format!("{}\n{}\n{}\n{}", self.node, self.code, u8::from(self.last), self.text).into_bytes()
     }
 
-    fn decode(bytes: &[u8]) -> Self {
+    pub(super) fn decode(bytes: &[u8]) -> Self {
         let text = String::from_utf8_lossy(bytes);
         let mut parts = text.splitn(4, '\n');
         let mut number = || parts.next().and_then(|p| p.parse::<u32>().ok());
@@ -100,6 +105,8 @@ pub(super) struct Nodes {
     /// Only with several nodes.
     store: Option<Arc<PrefixStore>>,
     reports: Vec<JoinHandle<()>>,
+    /// Whether the others know that this node needs them no more.
+    parted: bool,
     /// Only on node 0. Dropped last.
     _server: Option<TcpStoreServer>,
 }
@@ -119,6 +126,7 @@ impl Nodes {
             addr: String::new(),
             store: None,
             reports: Vec::new(),
+            parted: false,
             _server: server,
         };
         if plan.nnodes > 1 {
@@ -132,8 +140,10 @@ impl Nodes {
             let store = Arc::new(PrefixStore::new(PREFIX, Arc::new(store.with_timeout(MESSAGE))));
             nodes.agree(plan, &*store, &addr, timeout)?;
             nodes.addr = addr;
-            nodes.store = Some(store);
+            nodes.store = Some(Arc::clone(&store));
             nodes.watch(events)?;
+            let (node, addr, events) = (nodes.node_rank, nodes.addr.clone(), events.clone());
+            spawn("beat", move || beat::beat(&*store, node, &addr, &events))?;
         }
         Ok(nodes)
     }
@@ -148,8 +158,9 @@ impl Nodes {
                 ("max_restarts", plan.max_restarts.to_string()),
                 ("run_id", self.run_id.clone()),
             ];
-            let pairs: Vec<(&str, &[u8])> = pairs.iter().map(|(k, v)| (*k, v.as_bytes())).collect();
-            store.multi_set(&pairs).map_err(failed)?;
+            let pairs = pairs.iter().map(|(k, v)| (*k, v.as_bytes()));
+            // In one call: who finds some of them finds all.
+            store.multi_set(&pairs.chain(beat::EMPTY).collect::<Vec<_>>()).map_err(failed)?;
         } else {
             let theirs = store.multi_get(&["nnodes", "nproc", "max_restarts", "run_id"], timeout).map_err(|e| match e.kind() {
                 ErrorKind::Timeout { .. } => Stop::new(
@@ -159,35 +170,60 @@ impl Nodes {
                 _ => failed(e),
             })?;
             let theirs: Vec<String> = theirs.iter().map(|v| String::from_utf8_lossy(v).into_owned()).collect();
-            let ours = [
-                ("--nnodes", plan.nnodes.to_string()),
-                ("-n", plan.nproc.to_string()),
-                ("--max-restarts", plan.max_restarts.to_string()),
-            ];
-            for ((option, ours), theirs) in ours.iter().zip(&theirs) {
-                if ours != theirs {
-                    let text = format!(
-                        "node {} has {option} {ours} but node 0 has {option} {theirs}; they must be equal",
-                        self.node_rank
-                    );
-                    return Err(Stop::new(2, text));
-                }
-            }
             if plan.run_id.as_ref().is_some_and(|id| *id != theirs[3]) {
                 let text = format!(
                     "the store at {addr} belongs to run '{}', not to '{}'; use another port",
                     theirs[3], self.run_id
                 );
-                return Err(Stop::new(2, text));
+                // Another run's launcher, which lost its way, must not end this one.
+                return Err(self.refused(store, text));
+            }
+            let ours = [
+                ("--nnodes", plan.nnodes.to_string()),
+                ("-n", plan.nproc.to_string()),
+                ("--max-restarts", plan.max_restarts.to_string()),
+            ];
+            for ((option, ours), theirs_now) in ours.iter().zip(&theirs) {
+                if ours != theirs_now {
+                    let text = format!(
+                        "node {} has {option} {ours} but node 0 has {option} {theirs_now}; they must be equal",
+                        self.node_rank
+                    );
+                    return Err(self.does_not_fit(store, text, &theirs[0]));
+                }
             }
             self.run_id.clone_from(&theirs[3]);
         }
         if store.add(&self.key("joined"), 1).map_err(failed)? > 1 {
             let text =
                 format!("there is a node {} in this run already; every node needs its own --node-rank", self.node_rank);
-            return Err(Stop::new(2, text));
+            return Err(self.refused(store, text));
+        }
+        if self.node_rank > 0 {
+            store.add(MEMBERS, 1).map_err(failed)?;
+            beat::enter(store, self.node_rank).map_err(failed)?;
         }
         Ok(())
+    }
+
+    /// This launcher is not let in; node 0 says so, too, because it may be waiting for it.
+    fn refused(&self, store: &dyn Store, text: String) -> Stop {
+        // If it cannot be told, it is told here at least.
+        let _ = beat::refused(store, &format!("node {} was not let in: {text}", self.node_rank));
+        Stop::new(2, text)
+    }
+
+    /// This launcher's options are not node 0's. While nodes are missing (of `nnodes`, as node 0 says), it is one of
+    /// those, and the run cannot begin: it ends on all nodes. A run that is complete is not disturbed.
+    fn does_not_fit(&self, store: &dyn Store, text: String, nnodes: &str) -> Stop {
+        let nnodes: i64 = nnodes.parse().unwrap_or(0);
+        if !store.add(MEMBERS, 0).is_ok_and(|n| n + 1 < nnodes) {
+            return self.refused(store, text);
+        }
+        let ours = Failure { node: self.node_rank, code: 2, last: true, text: text.clone() };
+        // As above.
+        let _ = announce(store, 0, usize::MAX, &ours).and_then(|()| beat::part(store, self.node_rank));
+        Stop::new(2, text)
     }
 
     fn key(&self, what: &str) -> String {
@@ -215,17 +251,11 @@ impl Nodes {
     /// Tells the other nodes that this one failed, and with `last`, that there is to be no restart. Does not block.
     pub(super) fn report(&mut self, code: i32, text: String, last: bool) {
         let Some(store) = self.store.clone() else { return };
-        let (mut generation, max) = (self.generation, self.max_restarts);
+        let (generation, max) = (self.generation, self.max_restarts);
         let ours = Failure { node: self.node_rank, code, last, text };
         let send = move || {
             // If the store is gone, so is the run, and everybody knows.
-            while let Ok(first) = store.compare_set(&failure_key(generation), b"", &ours.encode()) {
-                // The first failure counts. Where the others restart after it, they have to hear of the end, too.
-                if !ours.last || generation >= max || Failure::decode(&first).last {
-                    break;
-                }
-                generation += 1;
-            }
+            let _ = announce(&*store, generation, max, &ours);
         };
         self.reports.extend(std::thread::Builder::new().name("report".into()).spawn(send));
     }
@@ -276,8 +306,7 @@ impl Nodes {
         let Some(store) = self.store.clone() else { return false };
         self.flush();
         if self.node_rank > 0 {
-            // If the store is gone, nobody waits for this.
-            let _ = store.set(&self.key("done"), b"");
+            self.part();
             return false;
         }
         let nnodes = self.nnodes;
@@ -290,11 +319,43 @@ impl Nodes {
         std::thread::Builder::new().name("linger".into()).spawn(wait).is_ok()
     }
 
+    /// Says that this node, unless it hosts the store, needs the others no more.
+    pub(super) fn part(&mut self) {
+        if self.node_rank == 0 || std::mem::replace(&mut self.parted, true) {
+            return;
+        }
+        self.flush();
+        if let Some(store) = &self.store {
+            // If the store is gone, nobody waits for this.
+            let _ = beat::part(&**store, self.node_rank);
+        }
+    }
+
     /// The first failure of this generation, if there was one and there are several nodes.
     pub(super) fn failure(&mut self) -> Option<Failure> {
         self.flush();
         let store = self.store.as_ref()?;
         store.get(&failure_key(self.generation), Duration::ZERO).ok().map(|v| Failure::decode(&v))
+    }
+}
+
+impl Drop for Nodes {
+    /// However this launcher ends: it is not lost.
+    fn drop(&mut self) {
+        self.part();
+    }
+}
+
+/// Reports a failure in `generation`. The first one counts; but where the others restart after that, up to generation
+/// `max`, they have to hear of the end, too.
+pub(super) fn announce(store: &dyn Store, mut generation: usize, max: usize, ours: &Failure) -> comm_core::Result<()> {
+    let bytes = ours.encode();
+    loop {
+        let first = store.compare_set(&failure_key(generation), b"", &bytes)?;
+        if !ours.last || generation >= max || Failure::decode(&first).last {
+            return Ok(());
+        }
+        generation += 1;
     }
 }
 
@@ -345,12 +406,12 @@ fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Durat
         // Those who have not come yet will not be missed; if they come, they find nobody.
         others.retain(|n| store.check(&[&format!("joined/{n}")]).unwrap_or(false));
     }
-    let keys: Vec<String> = others.iter().map(|n| format!("done/{n}")).collect();
+    let keys: Vec<String> = others.iter().map(|n| beat::done_key(*n)).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
     store.wait(&keys, linger).map_err(|_| {
         let missing: Vec<String> = others
             .iter()
-            .filter(|n| !store.check(&[&format!("done/{n}")]).unwrap_or(false))
+            .filter(|n| !store.check(&[&beat::done_key(**n)]).unwrap_or(false))
             .map(usize::to_string)
             .collect();
         not_done(linger, &missing)
@@ -360,23 +421,48 @@ fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Durat
 fn host(plan: &Plan) -> Result<TcpStoreServer, Stop> {
     let port = plan.port;
     let options = TcpStoreServerOptions::of_environment().map_err(|e| Stop::new(2, e.to_string()))?;
-    let bound = if plan.nnodes == 1 {
-        options.bind((plan.host.as_str(), port))
+    let listener = if plan.nnodes == 1 {
+        TcpListener::bind((plan.host.as_str(), port))
     } else {
         // All addresses of both families, or of IPv4 where there is no IPv6.
-        options
-            .clone()
-            .bind(SocketAddr::from((IpAddr::from([0u16; 8]), port)))
-            .or_else(|_| options.bind((Ipv4Addr::UNSPECIFIED, port)))
+        TcpListener::bind(SocketAddr::from((IpAddr::from([0u16; 8]), port)))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
     };
-    bound.map_err(|e| Stop::new(1, format!("cannot host the store on port {port}; is another run using it? {e}")))
+    let listener = listener.map_err(|e| Stop::new(1, cannot_host(&plan.host, port, &e)))?;
+    options.serve(listener).map_err(|e| Stop::new(1, format!("cannot host the store on port {port}: {e}")))
+}
+
+/// Why the store cannot be at `host`, and which option is to blame.
+fn cannot_host(host: &str, port: u16, e: &io::Error) -> String {
+    match e.kind() {
+        io::ErrorKind::AddrInUse => format!(
+            "cannot host the store on port {port}: another program, perhaps another run, has it; choose another \
+             --master-port ({e})"
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            format!("cannot host the store at {host}: --master-addr {host} is no address of this host ({e})")
+        }
+        io::ErrorKind::PermissionDenied => format!(
+            "cannot host the store on port {port}: low ports are for privileged programs; choose a --master-port above \
+             1023 ({e})"
+        ),
+        _ => format!(
+            "cannot host the store at {}: --master-addr or --master-port is wrong: {e}",
+            join_host_port(host, port)
+        ),
+    }
 }
 
 fn no_store(addr: &str, timeout: Duration, e: &comm_core::Error) -> Stop {
     let why = match e.kind() {
         ErrorKind::Bootstrap { what, .. } => what.clone(),
+        ErrorKind::InvalidArgument { what } => return Stop::new(2, what.clone()),
         _ => e.to_string(),
     };
+    // There is a store, and it said no.
+    if !why.starts_with(&format!("the store at {addr} could not be reached")) {
+        return Stop::new(1, format!("{why}; node 0's launcher is expected there"));
+    }
     Stop::new(
         1,
         format!(
@@ -389,7 +475,7 @@ fn no_store(addr: &str, timeout: Duration, e: &comm_core::Error) -> Stop {
 fn watch(store: &PrefixStore, generation: usize, addr: &str, events: &Sender<Event>) {
     let mut lost = 0;
     let event = loop {
-        match store.get(&failure_key(generation), Duration::from_secs(3600)) {
+        match store.get(&failure_key(generation), WATCH) {
             Ok(v) => break Event::Elsewhere { generation, failure: Failure::decode(&v) },
             Err(e) if matches!(e.kind(), ErrorKind::Timeout { .. }) => lost = 0,
             Err(e) => {

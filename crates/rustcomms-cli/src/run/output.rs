@@ -58,6 +58,7 @@ impl Output {
             until: None,
             buf: vec![0; 64 << 10],
             dead: [false; 2],
+            events: events.clone(),
         };
         let work = move || {
             copier.run();
@@ -126,6 +127,7 @@ struct Copier {
     buf: Vec<u8>,
     /// Whether stdout and stderr have lost their readers.
     dead: [bool; 2],
+    events: Sender<Event>,
 }
 
 impl Copier {
@@ -227,8 +229,14 @@ impl Copier {
                 Err(Errno::INTR) => {}
                 // Somebody we share the terminal with has made it non-blocking.
                 Err(Errno::AGAIN) => drop(poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], None)),
-                // The reader is gone. The ranks compute on; their output has nowhere to go.
-                Err(_) => self.dead[usize::from(err)] = true,
+                // Nobody hears of the loss of stderr, so the ranks compute on without it.
+                Err(_) if err => self.dead[1] = true,
+                Err(e) => {
+                    self.dead[0] = true;
+                    let e = std::io::Error::from(e);
+                    // The main thread is gone only if the process ends.
+                    let _ = self.events.send(Event::OutputLost(e.kind(), e.to_string()));
+                }
             }
         }
     }

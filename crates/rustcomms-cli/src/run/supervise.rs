@@ -1,10 +1,11 @@
 //! Looks after the ranks from their start to the exit code.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Rlimit, Signal};
+use signal_hook::consts::SIGPIPE;
 
 use super::guard::Guard;
 use super::nodes::{Meeting, Nodes};
@@ -61,7 +62,7 @@ struct Run<'s, 'a> {
     code: Option<i32>,
     /// What failed first here has been a crash.
     crashed: bool,
-    /// Whether a signal asked for the end.
+    /// Whether a signal asked for the end, or the end of standard output.
     interrupted: bool,
     /// What failed would fail again, or is nothing that ranks could do better next time.
     last: bool,
@@ -185,6 +186,7 @@ impl<'a> Site<'a> {
                 match self.inbox.recv() {
                     Ok(Event::Lingered(result)) => break result,
                     Ok(Event::Signal(s)) => return code.unwrap_or(128 + s),
+                    Ok(Event::Refused(text)) => tell(text),
                     Ok(_) => {}
                     Err(_) => break Ok(()),
                 }
@@ -249,6 +251,10 @@ impl Run<'_, '_> {
                 if generation == self.site.nodes.generation {
                     let text = format!("node {}: {}", f.node, f.text);
                     let ends = f.last && !self.last;
+                    if ends && self.restartable() && self.code.is_some() {
+                        // Without it, there would have been a restart.
+                        self.code = Some(f.code);
+                    }
                     self.last |= f.last;
                     if self.code.is_none() {
                         self.grace = self.grace.min(ELSEWHERE);
@@ -266,6 +272,8 @@ impl Run<'_, '_> {
                     self.fail(1, &text, false);
                 }
             }
+            Event::OutputLost(kind, why) => self.output_lost(kind, &why),
+            Event::Refused(text) => self.output.say(text),
             Event::Joined(_) | Event::Copied | Event::Lingered(_) | Event::Met { .. } => {}
         }
     }
@@ -280,8 +288,44 @@ impl Run<'_, '_> {
         }
     }
 
+    /// Nobody reads what the ranks say: the end, as for any filter.
+    fn output_lost(&mut self, kind: ErrorKind, why: &str) {
+        let (code, text) = match kind {
+            ErrorKind::BrokenPipe => (128 + SIGPIPE, "standard output is closed; ending all ranks".to_owned()),
+            _ => (1, format!("cannot write to standard output: {why}; ending all ranks")),
+        };
+        let counts = self.code.is_none() || self.restartable();
+        self.last = true;
+        if counts {
+            // How the ranks end now is no news.
+            self.interrupted = true;
+            self.code = Some(code);
+            self.site.nodes.report(code, text.clone(), true);
+        }
+        if self.live().next().is_none() {
+            // The thread that copies may say nothing more.
+            return tell(text);
+        }
+        self.output.say(text);
+        for r in self.live() {
+            r.signal(Signal::TERM);
+        }
+        if self.stage == Stage::Running {
+            self.stage = Stage::Grace(Instant::now() + self.grace);
+        }
+    }
+
+    /// Whether the ranks would be started again, now or after their failure.
+    fn restartable(&self) -> bool {
+        !self.last && self.site.nodes.generation < self.site.args.max_restarts
+    }
+
     fn interrupted(&mut self, s: i32) {
         self.interrupted = true;
+        if self.restartable() && self.code.is_some() {
+            // The signal ends the run, not what failed.
+            self.code = Some(128 + s);
+        }
         self.last = true;
         if let Some(code) = self.code {
             // The second time somebody asks, or the first while a failure is being handled that
@@ -344,6 +388,9 @@ impl Run<'_, '_> {
         }
         // Of several that failed, the one that all nodes know decides.
         if let Some(f) = self.site.nodes.failure().filter(|f| f.last) {
+            if done < max {
+                self.code = Some(f.code);
+            }
             return (false, Some(format!("node {}: {}", f.node, f.text)));
         }
         if done >= max {
@@ -371,14 +418,13 @@ impl Run<'_, '_> {
         // Normally the last line is waited for, however slow its reader is; whoever interrupts wants an end.
         let patience = if self.interrupted { 2 * HOLDERS } else { FOR_EVER };
         if let Some(s) = self.until_copied(patience) {
-            let code = self.code.unwrap_or(128 + s);
-            if self.site.args.max_restarts > 0 {
-                // Nobody else must wait for this node.
-                self.site.nodes.report(code, format!("interrupted by {}; not restarting", signal(s)), true);
-                self.site.nodes.flush();
-            }
+            let code = if restart { 128 + s } else { self.code.unwrap_or(128 + s) };
+            // Nobody else must wait for this node.
+            self.site.nodes.report(code, format!("interrupted by {}; not restarting", signal(s)), true);
+            self.site.nodes.flush();
             return Next::End(code);
         }
+        restart &= !self.last;
         if self.code.is_none() && self.site.nodes.must_stay() {
             if !self.stay() {
                 return Next::End(0);
@@ -430,6 +476,7 @@ impl Run<'_, '_> {
                     self.site.nodes.report(128 + s, text.clone(), true);
                     break (128 + s, text);
                 }
+                Ok(Event::Refused(text)) => tell(text),
                 Ok(_) => {}
                 Err(_) => break (1, "all threads are gone".into()),
             }
@@ -446,6 +493,7 @@ impl Run<'_, '_> {
             match self.site.inbox.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
                 Ok(Event::Signal(s)) => return Some(s),
                 Ok(Event::Copied) | Err(_) => return None,
+                Ok(Event::OutputLost(kind, why)) => self.output_lost(kind, &why),
                 Ok(event) => self.kept.push(event),
             }
         }
