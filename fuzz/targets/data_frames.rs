@@ -14,12 +14,13 @@ use std::time::Duration;
 
 use comm_core::{Clock, DType, OpDesc, Operation, Parker, RealClock, ReduceOp, Result, Time};
 use comm_transport::{
-    Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, HEADER, Link, Message, Notify, PROTOCOL, Patience, Port,
-    Sink, Task,
+    Connect, Dialer, Endpoint, EndpointOptions, FRAGMENT, GroupSpec, HEADER, Link, Message, Notify, PROTOCOL, Patience,
+    Port, Sink, Task,
 };
 
 const COMM: u64 = 77;
-const WINDOW: u64 = 64 << 10;
+/// The least that a group has.
+const WINDOW: u64 = 2 * FRAGMENT as u64;
 const TURN: Duration = Duration::ZERO;
 /// Nothing takes as long.
 const LONG: Duration = Duration::from_secs(60);

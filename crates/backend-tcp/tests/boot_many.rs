@@ -160,6 +160,27 @@ fn processes_that_connect_on_demand() {
     }
 }
 
+/// Fast ranks are in calls that do not match while slow ones still learn where everybody is: that is what all are told,
+/// and not that the world did not come together.
+#[test]
+fn a_mismatch_before_all_have_met() {
+    for round in 0..8 {
+        let (store, name) = (memory(), format!("soon{round}"));
+        let ends = all(0..14, move |r| {
+            let c = match backend_tcp::connect(options(&store, &name, r, 14)) {
+                Ok(c) => c,
+                Err(e) => return (e, None),
+            };
+            let mut x = [1u8];
+            let called = if r == 5 { c.barrier() } else { c.all_reduce(&mut x, comm_core::op::Sum) };
+            (called.unwrap_err(), Some(c))
+        });
+        for (e, _) in &ends {
+            assert!(matches!(e.kind().name(), "Mismatch" | "Aborted"), "round {round}: {e}");
+        }
+    }
+}
+
 /// Many more ranks than cores start, reduce, and end; few of them are connected to each other.
 #[test]
 fn sixty_four_processes() {
