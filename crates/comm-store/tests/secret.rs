@@ -88,7 +88,7 @@ fn one_secret_at_one_end_or_two_of_them() {
     says(&TcpStore::connect(addr, LONG).unwrap_err(), addr, &["asks for a secret", "set RUSTCOMMS_SECRET"]);
     let wrong = Secret::new("another").unwrap();
     let e = TcpStore::connect_with(addr, LONG, Some(&wrong)).unwrap_err();
-    says(&e, addr, &["another secret than this process", "the same on all ranks"]);
+    says(&e, addr, &["does not prove that it knows this process's secret", "the same on all ranks"]);
     serves_only_friends(&with);
     let without = TcpStoreServer::bind("127.0.0.1:0").unwrap();
     let addr = without.local_addr();
@@ -107,7 +107,7 @@ fn a_store_that_was_replaced_by_one_with_another_secret() {
     store.set("k", b"v").unwrap();
     drop(first);
     let other = TcpStoreServerOptions::new().secret(Some(Secret::new("another").unwrap())).bind(addr).unwrap();
-    says(&store.set("k", b"v").unwrap_err(), addr, &["another secret"]);
+    says(&store.set("k", b"v").unwrap_err(), addr, &["does not prove that it knows"]);
     drop(other);
     let _plain = TcpStoreServer::bind(addr).unwrap();
     says(&store.get("k", LONG).unwrap_err(), addr, &["has no secret"]);
@@ -152,7 +152,7 @@ fn an_impostor_learns_nothing() {
         log.lock().unwrap().push((hello, more));
     });
     let e = TcpStore::connect_with(addr, LONG, Some(&secret())).unwrap_err();
-    says(&e, addr, &["another secret"]);
+    says(&e, addr, &["does not prove that it knows"]);
     eventually("the impostor has seen the end", || !heard.lock().unwrap().is_empty());
     let heard = heard.lock().unwrap();
     assert!(heard.iter().all(|(hello, more)| hello[..8] == auth::MAGIC && more.is_empty()), "{heard:?}");
