@@ -1,8 +1,8 @@
 //! The embedded CPU backend, `tcp`: ranks are processes on one or more hosts, joined by sockets. It needs
 //! nothing but Rust.
 //!
-//! It is not a launcher: rank, size and store come from [`CommOptions`] or from the environment that
-//! `rustcomms run` or torchrun provide.
+//! It is not a launcher: rank, size and store come from [`CommOptions`] or from the environment that `rustcomms run`,
+//! torchrun and the launchers of MPI, Slurm and others provide ([`comm_store::discover`]).
 //!
 //! ```no_run
 //! use comm_core::{CommOptions, op};
@@ -57,18 +57,21 @@ pub fn register() {
 
 /// Joins the world that options and environment describe. Collective over all its ranks.
 ///
-/// Rank, size and store come from the options where they are set, else from `RUSTCOMMS_*`, else from
-/// torchrun's variables; without any the world has one rank.
+/// Rank, size and store come from the options where they are set, else from the launcher's variables
+/// ([`comm_store::discover`]); without any the world has one rank.
 ///
 /// Ranks meet by the communicator's name and the order in which each has created communicators of that name. When the
-/// attempt fails, all ranks learn why at once; those that call again meet again.
+/// attempt fails, all ranks that are at the store learn why at once; those that call again meet again, and ranks of a
+/// later start are not concerned.
 ///
 /// # Errors
 ///
 /// `InvalidArgument` for incomplete or contradictory settings; `Bootstrap` when not all ranks come
 /// within the bootstrap timeout, listing who came and who did not, when they disagree on settings or the store goes
 /// away, or when they cannot connect to each other within the same time, or at least 5 s (at most the bootstrap timeout)
-/// after the last has come; `VersionSkew` when a rank speaks another protocol; `Corrupt` for what ranks did not write.
+/// after the last has come; `VersionSkew` when a rank speaks another protocol; `Corrupt` for what ranks did not write;
+/// `Mismatch` or `Aborted` when the world has come together, and others have made calls that failed by the time that this
+/// rank knew everybody.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
     let mesh = MeshOptions::of(&options)?;
     let seeker = Seeker::identify(&options)?;
