@@ -86,9 +86,9 @@ fn assemble(rank: usize, share: Share, options: CommOptions) -> Result<Communica
         EndpointOptions {
             checksum: true,
             patience: Patience::fitting(size, cores),
-            clock: Arc::clone(&options.clock),
             dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
             connect: mesh.connect,
+            ..EndpointOptions::new(Arc::clone(&options.clock))
         },
     )?;
     if let Some(w) = &wires {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use collectives::{MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, op, wait_all};
-use comm_transport::{Connect, Endpoint, EndpointOptions, GroupSpec, MemLink, Patience};
+use comm_transport::{Endpoint, EndpointOptions, GroupSpec, MemLink, Patience};
 
 const WINDOW: u64 = 4 << 20;
 const END: Duration = Duration::from_secs(20);
@@ -18,9 +18,7 @@ fn endpoints(n: usize) -> Vec<Arc<Endpoint>> {
         let o = EndpointOptions {
             checksum: true,
             patience: Patience::fitting(n, 2),
-            clock: Arc::clone(&options.clock),
-            dialer: None,
-            connect: Connect::Auto,
+            ..EndpointOptions::new(Arc::clone(&options.clock))
         };
         Endpoint::new(rank, links, o).unwrap()
     };

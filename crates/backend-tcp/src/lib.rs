@@ -126,10 +126,11 @@ fn endpoint(
             Some(s) => Some(Box::new(SocketLink::new(s).map_err(|e| Error::io("preparing a connection", &e))?)),
         });
     }
-    let (checksum, clock) = (options.checksum, Arc::clone(&options.clock));
+    let checksum = options.checksum;
     // Until it is known who else is on this host.
     let patience = patience(links.len());
-    Endpoint::new(rank, links, EndpointOptions { checksum, patience, clock, dialer, connect })
+    let rest = EndpointOptions::new(Arc::clone(&options.clock));
+    Endpoint::new(rank, links, EndpointOptions { checksum, patience, dialer, connect, ..rest })
 }
 
 fn patience(local_size: usize) -> Patience {

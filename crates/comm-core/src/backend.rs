@@ -477,13 +477,15 @@ pub struct ReconfigureRequest {
     pub handles: Vec<String>,
     /// Longest time.
     pub timeout: Duration,
+    /// Options of the new communicator: those of the old one, with the hints of this call.
+    pub options: CommOptions,
 }
 
 impl ReconfigureRequest {
     /// A request.
     #[must_use]
-    pub const fn new(uuid: u64, handles: Vec<String>, timeout: Duration) -> Self {
-        Self { uuid, handles, timeout }
+    pub const fn new(uuid: u64, handles: Vec<String>, timeout: Duration, options: CommOptions) -> Self {
+        Self { uuid, handles, timeout, options }
     }
 }
 

@@ -39,6 +39,15 @@ pub trait Clock: Send + Sync + fmt::Debug {
     fn park(&self, parker: &Parker, until: Option<Time>);
     /// Wakes the thread parked on `parker`, or stores a token for its next park.
     fn unpark(&self, parker: &Parker);
+
+    /// Starts a thread that waits through this clock. Nobody joins it.
+    ///
+    /// # Errors
+    ///
+    /// When the system has no thread left.
+    fn spawn(&self, name: &str, body: Box<dyn FnOnce() + Send>) -> std::io::Result<()> {
+        std::thread::Builder::new().name(name.to_owned()).spawn(body).map(drop)
+    }
 }
 
 /// A place where one thread can be parked; holds at most one wake-up token.

@@ -16,5 +16,5 @@ pub use endpoint::{
 };
 pub use frame::{FRAGMENT, HEADER, PROTOCOL};
 pub use link::{Link, MemLink, SocketLink};
-pub use overlay::{Connect, Dialer, SMALL_WORLD};
+pub use overlay::{Connect, Dialer, Prober, SMALL_WORLD};
 pub use wait::Notify;

@@ -71,6 +71,13 @@ pub trait Dialer: Send + Sync + fmt::Debug {
     fn dial(&self, peer: usize);
 }
 
+/// A second way to a peer, beside its link, on which it can show that it lives.
+pub trait Prober: Send + Sync + fmt::Debug {
+    /// Asks endpoint rank `peer` for a sign of life. Returns at once, and does not call the endpoint from within: the
+    /// answer, if one comes, goes to [`Endpoint::vouch`](crate::Endpoint::vouch).
+    fn probe(&self, peer: usize);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

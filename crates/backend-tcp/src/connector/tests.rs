@@ -462,11 +462,10 @@ fn endpoints_connect_on_demand() {
 
     let endpoint = |rank: usize, mut g: Gathering| {
         let options = EndpointOptions {
-            checksum: false,
             patience: Patience::fitting(2, 1),
-            clock: Arc::new(RealClock),
             dialer: Some(g.dialer()),
             connect: Connect::Ring,
+            ..EndpointOptions::new(Arc::new(RealClock))
         };
         let e = Endpoint::new(rank, (0..3).map(|_| None).collect(), options).unwrap();
         g.hand_over(&e);

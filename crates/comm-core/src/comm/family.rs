@@ -102,7 +102,7 @@ impl Communicator {
     pub fn reconfigure(&self, uuid: u64, handles: &[String], timeout: Duration) -> Result<Self> {
         let i = self.inner();
         let ticket = self.begin(OpDesc::new(Operation::Reconfigure))?;
-        let request = ReconfigureRequest::new(uuid, handles.to_vec(), timeout);
+        let request = ReconfigureRequest::new(uuid, handles.to_vec(), timeout, i.options.clone());
         let backend = ticket.complete(i.backend.reconfigure(&request))?;
         let generation = backend.info().generation;
         if i.observers.any() {

@@ -40,7 +40,7 @@ pub use self::p2p::EAGER;
 use self::state::State;
 use crate::engine::{Driven, EngineHandle, Turn};
 use crate::link::Link;
-use crate::overlay::{Connect, Dialer};
+use crate::overlay::{Connect, Dialer, Prober};
 use crate::wait::Notify;
 
 /// Longest sleep of a waiting thread before it looks at timers again.
@@ -83,6 +83,26 @@ pub struct EndpointOptions {
     pub dialer: Option<Arc<dyn Dialer>>,
     /// Which links groups have from the start, if there is a dialer.
     pub connect: Connect,
+    /// Silence after which a peer counts as dead, if nobody vouches for it; [`Duration::MAX`]: never.
+    pub heartbeat: Duration,
+    /// Who asks a silent peer on another way whether it lives. Without one, silence alone decides.
+    pub prober: Option<Arc<dyn Prober>>,
+}
+
+impl EndpointOptions {
+    /// No checksum, no dialer, no heartbeats; patience for one rank.
+    #[must_use]
+    pub fn new(clock: Arc<dyn Clock>) -> Self {
+        Self {
+            checksum: false,
+            patience: Patience::fitting(1, 1),
+            clock,
+            dialer: None,
+            connect: Connect::Auto,
+            heartbeat: Duration::MAX,
+            prober: None,
+        }
+    }
 }
 
 /// A group of an endpoint, as its owner names it.
@@ -181,6 +201,11 @@ impl Endpoint {
                 st.lose_peer(peer, PeerCause::Killed);
             }
         });
+    }
+
+    /// `peer` has shown on another way that it lives, see [`Prober`].
+    pub fn vouch(&self, peer: usize) {
+        let _ = peer;
     }
 
     /// Sets how waiting threads behave from their next wait on, for who learns only later how many ranks share the host.

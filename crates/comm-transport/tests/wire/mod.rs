@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, OpDesc, Operation, RealClock};
 use comm_transport::{
-    Connect, Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink,
+    Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink,
 };
 
 pub const WINDOW: u64 = 1 << 20;
@@ -87,13 +87,7 @@ pub struct Scene {
 }
 
 pub fn options(checksum: bool) -> EndpointOptions {
-    EndpointOptions {
-        checksum,
-        patience: Patience::fitting(3, 1),
-        clock: Arc::new(RealClock),
-        dialer: None,
-        connect: Connect::Auto,
-    }
+    EndpointOptions { checksum, patience: Patience::fitting(3, 1), ..EndpointOptions::new(Arc::new(RealClock)) }
 }
 
 pub fn spec(id: u64, members: &[usize]) -> GroupSpec {
