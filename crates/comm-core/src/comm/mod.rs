@@ -19,7 +19,7 @@ mod prepare;
 pub(crate) mod scope;
 pub(crate) mod ticket;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
@@ -65,7 +65,8 @@ pub(crate) struct CommInner {
     /// Next number per (peer, tag) of sends and of receives.
     pub(crate) p2p_sends: Mutex<HashMap<(usize, u32), u64>>,
     pub(crate) p2p_recvs: Mutex<HashMap<(usize, u32), u64>>,
-    pub(crate) inflight: Mutex<HashMap<u64, Arc<Core>>>,
+    /// In the order of calls.
+    pub(crate) inflight: Mutex<BTreeMap<u64, Arc<Core>>>,
     /// Ranks in the root communicator.
     ranks: Vec<usize>,
     state: AtomicU8,
