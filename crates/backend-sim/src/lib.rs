@@ -18,6 +18,7 @@
 mod fabric;
 mod ground;
 mod ranks;
+mod sim;
 mod wires;
 
 use std::sync::Arc;
@@ -30,6 +31,10 @@ use crate::ground::{Ground, Identity, here};
 use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
+pub use sim::{
+    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, Simulation, Stats, Trouble,
+    When,
+};
 
 /// Bytes per peer that may be under way before they are received.
 const WINDOW: u64 = 4 << 20;
