@@ -179,8 +179,9 @@ pub(crate) struct Agreement {
     /// Decisions made, which is the number of the instance at hand.
     number: u64,
     decisions: VecDeque<Set>,
-    /// Decisions that the program has taken.
+    /// Decisions that the program has taken, the last of them, and whether it was the same as the one before.
     taken: u64,
+    last: Option<(Set, bool)>,
     here: bool,
     /// Somebody is in an instance below this, so that a report is due even if the program has not called.
     wanted: u64,
@@ -206,6 +207,7 @@ impl Agreement {
             number: 0,
             decisions: VecDeque::new(),
             taken: 0,
+            last: None,
             here: false,
             wanted: 0,
             reports: BTreeMap::new(),
@@ -244,7 +246,14 @@ impl Agreement {
         let behind = usize::try_from(self.number - self.taken).ok().filter(|b| *b > 0)?;
         let set = self.decisions.get(self.decisions.len().checked_sub(behind)?)?.clone();
         self.taken += 1;
+        let repeated = self.last.as_ref().is_some_and(|(s, _)| *s == set);
+        self.last = Some((set.clone(), repeated));
         Some((self.taken - 1, set))
+    }
+
+    /// The last decision that the program has taken, its number, and whether it repeats the one before.
+    pub(super) fn last(&self) -> Option<(u64, &Set, bool)> {
+        self.last.as_ref().map(|(set, repeated)| (self.taken - 1, set, *repeated))
     }
 
     /// The program has waited for a while: asks for whom.

@@ -11,10 +11,11 @@ mod tests;
 
 use std::time::Duration;
 
-use comm_core::{ErrorKind, Result};
+use comm_core::{ErrorKind, PeerCause, Result};
 
 pub(super) use self::machine::Agreement;
 use self::machine::{Message, What};
+use super::group::Group;
 use super::state::State;
 use super::{Endpoint, GroupId, check};
 use crate::frame::{Header, Kind};
@@ -29,6 +30,8 @@ pub struct Survivors {
     pub number: u64,
     /// Their ranks in the group, ascending.
     pub ranks: Vec<usize>,
+    /// The agreement before had the same result; as all get the same results, that too is the same on all.
+    pub repeated: bool,
 }
 
 impl Endpoint {
@@ -67,6 +70,34 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    /// What [`agree_survivors`](Self::agree_survivors) has returned last.
+    #[must_use]
+    pub fn last_survivors(&self, g: GroupId) -> Option<Survivors> {
+        let st = self.state.lock();
+        check(&st, g).ok().and_then(|g| st.group(g)).and_then(Group::last_survivors)
+    }
+
+    /// How a member was lost, as far as this rank knows.
+    #[must_use]
+    pub fn loss(&self, g: GroupId, rank: usize) -> PeerCause {
+        let st = self.state.lock();
+        let group = check(&st, g).ok().and_then(|g| st.group(g)).filter(|g| rank < g.members.len());
+        match group {
+            Some(g) if g.gone[rank].is_some() => PeerCause::Closed,
+            Some(g) => st.peers[g.members[rank]].down.unwrap_or(PeerCause::Killed),
+            None => PeerCause::Killed,
+        }
+    }
+}
+
+impl Group {
+    fn last_survivors(&self) -> Option<Survivors> {
+        let (number, set, repeated) = self.agreement.last()?;
+        Some(Survivors { number, ranks: set.iter().collect(), repeated })
+    }
+}
+
 impl State {
     /// The next decision, if it is made; calls for it.
     fn survivors(&mut self, g: usize) -> Option<Result<Survivors>> {
@@ -77,7 +108,7 @@ impl State {
         let (rank, ours) = (group.rank, group.generation);
         let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1) };
         let result = match decision {
-            Some((number, set)) if set.has(rank) => Some(Ok(Survivors { number, ranks: set.iter().collect() })),
+            Some((_, set)) if set.has(rank) => group.last_survivors().map(Ok),
             None if !group.agreement.is_out() => None,
             _ => Some(Err(stale().into())),
         };
