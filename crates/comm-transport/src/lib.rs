@@ -12,7 +12,7 @@ mod overlay;
 mod wait;
 
 pub use endpoint::{
-    EAGER, Endpoint, EndpointOptions, GroupId, GroupSpec, Message, OpId, Patience, PieceId, Port, Sink, Task,
+    EAGER, Endpoint, EndpointOptions, GroupId, GroupSpec, Message, OpId, Patience, PieceId, Port, Sink, Survivors, Task,
 };
 pub use engine::{Engine, Turned, Ward};
 pub use frame::{FRAGMENT, HEADER, PROTOCOL, carries_data};

@@ -278,6 +278,14 @@ unsafe impl Backend for MeshBackend {
         Ok(child.map(|c| Arc::new(c) as Arc<dyn Backend>))
     }
 
+    fn agree_survivors(&self, timeout: Duration) -> Result<Vec<usize>> {
+        self.endpoint.agree_survivors(self.group, timeout).map(|s| s.ranks)
+    }
+
+    fn shrink(&self, survivors: &[usize], timeout: Duration) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(self.shrink_to(survivors, timeout)?))
+    }
+
     fn explain(&self, desc: &OpDesc) -> String {
         self.choose(desc.operation, desc.bytes() as usize, true, None).map(|a| a.name().to_owned()).unwrap_or_default()
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Result};
 
+use super::agree::Agreement;
 use super::failure::Failure;
 use super::monitor::Monitor;
 use super::op::{OpId, OpSlot, PieceId, Sink};
@@ -112,6 +113,8 @@ pub(crate) struct Group {
     pub(super) inbox_bytes: Vec<usize>,
     pub(super) parts: HashMap<usize, Vec<u8>>,
     pub(crate) monitor: Monitor,
+    /// What the members know of each other's end, see `agree`.
+    pub(super) agreement: Agreement,
 }
 
 impl Group {
@@ -237,6 +240,7 @@ impl State {
             inbox_bytes: vec![0; n],
             parts: HashMap::new(),
             monitor: Monitor::default(),
+            agreement: Agreement::new(rank, n),
         };
         let window = group.window;
         let g = self.groups.iter().position(Option::is_none).unwrap_or_else(|| {
@@ -266,6 +270,7 @@ impl State {
             if m != self.rank && !self.is_reachable(m) {
                 let cause = self.peers[m].down.unwrap_or(PeerCause::Killed);
                 self.blame(g, m, cause);
+                self.agree_without(m);
             }
         }
         let overlay = self.groups[g].as_ref().map(|g| g.overlay.iter().map(|r| g.members[*r]).collect::<Vec<_>>());

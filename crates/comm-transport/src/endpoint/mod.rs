@@ -10,6 +10,7 @@
 //! bounded by credit per peer and communicator, long point-to-point messages wait at the sender, and
 //! long messages are cut into frames that take turns.
 
+mod agree;
 mod control;
 mod drive;
 mod failure;
@@ -33,6 +34,7 @@ use std::time::Duration;
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, PeerCause, Pending, Phase, Result, Time};
 use parking_lot::Mutex;
 
+pub use self::agree::Survivors;
 use self::flight::Flight;
 use self::group::Gone;
 pub use self::group::GroupSpec;

@@ -245,6 +245,7 @@ impl State {
         self.suspects.push((p, now, cause));
         // Those who only wait for others' news must look again.
         self.ended = true;
+        self.agree_without(p);
     }
 
     /// Blames members whose connections are over, without waiting for a better explanation.

@@ -47,6 +47,7 @@ pub const QUERY: u8 = 14;
 pub const ARRIVALS: u8 = 15;
 pub const PUBLISH: u8 = 16;
 pub const NEWS: u8 = 17;
+pub const AGREE: u8 = 18;
 
 pub fn frame(kind: u8) -> Frame {
     let desc = OpDesc::new(Operation::Barrier);
