@@ -93,7 +93,7 @@ impl Wires {
                 // Pipes in memory have no descriptor that could fail to be watched.
                 let _ = (from.attach(b, Box::new(x)), to.attach(a, Box::new(y)));
             }
-            (Some(from), None) => from.unreachable(b, "its thread has ended"),
+            (Some(from), None) => from.lost_process(b),
             (None, _) => {}
         }
     }
