@@ -101,7 +101,7 @@ impl Wires {
                 // Links in memory have no descriptor that could fail to be watched.
                 let _ = (from.attach(b, x), to.attach(a, y));
             }
-            (Some(from), None) => from.unreachable(b, "its thread has ended"),
+            (Some(from), None) => from.lost_process(b),
             (None, _) => {}
         }
     }

@@ -211,7 +211,7 @@ fn look(shared: &Shared, e: &mut Entry, d: &dyn Driven, now: Time) -> Option<Dur
     // In-process links: listen before looking, so that what comes after the look is heard.
     n.engine_listens.store(true, Ordering::SeqCst);
     let turn = d.turn();
-    if turn.used && turn.next.is_none() {
+    if turn.used && turn.next.is_none_or(|d| d > TICK) {
         n.engine_listens.store(false, Ordering::SeqCst);
         e.tick = TICK;
         return Some(e.tick);

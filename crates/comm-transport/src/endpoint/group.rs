@@ -242,6 +242,7 @@ impl State {
             monitor: Monitor::default(),
             agreement: Agreement::new(rank, n),
         };
+        self.await_members(&group.members);
         let window = group.window;
         let g = self.groups.iter().position(Option::is_none).unwrap_or_else(|| {
             self.groups.push(None);
@@ -302,6 +303,8 @@ impl State {
     pub(crate) fn open_op(&mut self, g: usize, seq: Option<u64>, desc: OpDesc, timeout: Duration) -> Result<OpId> {
         self.calls += 1;
         let now = self.now();
+        // A program that makes one short call after the other never waits long enough to look at timers.
+        self.check_pulses_at(now);
         let Some(group) = self.groups[g].as_mut() else { return Err(ErrorKind::Finalized.into()) };
         if group.left.is_some() {
             return Err(ErrorKind::Finalized.into());
