@@ -1,5 +1,7 @@
 //! Point-to-point messages, broadcast and barrier.
 
+use std::time::Duration;
+
 use crate::comm::{Communicator, With};
 use crate::error::Result;
 use crate::work::Work;
@@ -88,5 +90,20 @@ impl Communicator {
     /// As [`barrier`](Self::barrier).
     pub fn barrier_async(&self) -> Result<Work<()>> {
         self.with(crate::CallOptions::new()).barrier_async()
+    }
+
+    /// A [`barrier`](Self::barrier) to find out who is missing: if not all ranks have come after `timeout`, every rank
+    /// that has come gets a [`Timeout`](crate::ErrorKind::Timeout) with all the missing ones, however short the time; the
+    /// communicator has failed then, and the late ranks get `Aborted` with that text. It costs a message from each rank
+    /// to each other one. Collective.
+    ///
+    /// Counterpart: torch's `monitored_barrier(wait_all_ranks=True)`.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` as above; `Mismatch` when another rank makes another call.
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
+        let with = self.with(crate::CallOptions::new().timeout(timeout));
+        with.run(with.prep_monitored_barrier())
     }
 }
