@@ -181,11 +181,6 @@ impl With<'_> {
     pub(in crate::comm) fn prep_barrier(&self) -> Prepared {
         Prepared { desc: OpDesc::new(Operation::Barrier), request: Ok(OpRequest::Barrier) }
     }
-
-    /// A barrier to the backend, but one that travels under its own name.
-    pub(in crate::comm) fn prep_monitored_barrier(&self) -> Prepared {
-        Prepared { desc: OpDesc::new(Operation::MonitoredBarrier), request: Ok(OpRequest::Barrier) }
-    }
 }
 
 const fn scan_of(exclusive: bool) -> Operation {
