@@ -77,6 +77,8 @@ struct Thread {
     /// Counts parkings, so that a timer of an earlier one is known.
     epoch: u64,
     parker: Option<usize>,
+    /// How often in a row it has looked again.
+    relaxed: u32,
 }
 
 /// Something that is due at a time.
@@ -313,6 +315,7 @@ impl Core {
         }
         let t = &mut st.threads[me];
         t.run = Run::Parked;
+        t.relaxed = 0;
         t.parker = Some(parker);
         let epoch = t.epoch;
         st.parked.insert(parker, me);
@@ -323,20 +326,21 @@ impl Core {
         true
     }
 
-    /// Lets the others go on; some virtual time passes if there are none.
+    /// Lets the others go on. Takes a little virtual time, or two that look again and again would wait for each other in
+    /// a moment that does not end; the longer it goes on, the more.
     pub(crate) fn relax(self: &Arc<Self>) {
-        if Self::is_in_turn() || self.me().is_none() {
+        if Self::is_in_turn() {
             return;
         }
-        let st = self.lock();
-        let next = match st.events.peek() {
-            _ if !st.ready.is_empty() => st.now,
-            Some(e) => e.at.max(st.now),
-            None => st.now + 1000,
-        };
+        let Some(me) = self.me() else { return };
+        let mut st = self.lock();
+        let times = st.threads[me].relaxed;
+        let until = Time(st.now + (1000 << (times / 16).min(10)));
         drop(st);
         let own = 0u8;
-        self.park(std::ptr::from_ref(&own).addr(), Some(Time(next)), || false);
+        self.park(std::ptr::from_ref(&own).addr(), Some(until), || false);
+        st = self.lock();
+        st.threads[me].relaxed = times.saturating_add(1);
     }
 
     /// The thread that is parked there, if any, can go on.
@@ -352,7 +356,15 @@ impl Core {
         let mut st = self.lock();
         let thread = st.threads.len();
         let seat = Arc::new(Seat::default());
-        st.threads.push(Thread { seat, rank, name: name.to_owned(), run: Run::Ready, epoch: 0, parker: None });
+        st.threads.push(Thread {
+            seat,
+            rank,
+            name: name.to_owned(),
+            run: Run::Ready,
+            epoch: 0,
+            parker: None,
+            relaxed: 0,
+        });
         st.live += 1;
         st.ready.push(Unit::Thread(thread));
         thread
