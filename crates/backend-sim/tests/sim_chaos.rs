@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use backend_sim::{Ended, Fault, Faults, Outcome, Simulation, When};
-use comm_core::{CommOptions, Communicator, ErrorKind, Result, op};
+use comm_core::{CommOptions, Communicator, ErrorKind, PeerCause, Result, op};
 
 /// Chance for programs: the same on all ranks.
 struct Dice(u64);
@@ -50,7 +50,7 @@ fn program(comm: Communicator, seed: u64) -> Result<()> {
             5 => {
                 let (next, previous) = ((me + 1) % n, (me + n - 1) % n);
                 let mut x = vec![0; len];
-                comm.sendrecv(&vec![value(me); len], next as usize, &mut x, previous as usize)?;
+                comm.sendrecv(&vec![value(me); len], &mut x, next as usize, previous as usize)?;
                 assert_eq!(x, vec![value(previous); len]);
             }
             6 => {
@@ -88,10 +88,7 @@ fn chaos(seed: u64, faults: Faults) -> Outcome<()> {
 /// Ranks that a fault has to do with.
 fn guilty(fault: Fault) -> Vec<usize> {
     match fault {
-        // The end of a link that finds it broken, or whose messages do not get through, is as good as the other.
-        Fault::Drop { from, to, .. } | Fault::Duplicate { from, to, .. } | Fault::Corrupt { from, to, .. } => {
-            vec![from, to]
-        }
+        Fault::Drop { from, .. } | Fault::Duplicate { from, .. } | Fault::Corrupt { from, .. } => vec![from],
         Fault::Disconnect { a, b } => vec![a, b],
         Fault::Cut { from, to } => vec![from, to],
         Fault::Kill { rank } | Fault::Pause { rank, .. } => vec![rank],
@@ -106,6 +103,10 @@ fn check(run: &Outcome<()>) {
         let right = match end {
             Ended::Value(()) | Ended::Killed => true,
             Ended::Error(e) => match e.kind() {
+                // Who waits for a lost frame in vain gives up and leaves, which others may learn first.
+                ErrorKind::PeerFailed { rank, cause: PeerCause::Closed } if bits => {
+                    guilty.contains(rank) || run.ranks[*rank].error().is_some()
+                }
                 ErrorKind::PeerFailed { rank, .. } => guilty.contains(rank),
                 ErrorKind::Corrupt { rank, .. } => rank.is_some_and(|r| guilty.contains(&r)),
                 // A frame that does not come, or a length that was never sent, shows by silence alone.

@@ -168,7 +168,7 @@ fn a_rank_that_is_stopped_for_too_long_is_named() {
         for rank in [0, 2] {
             let named = match run.ranks[rank].error().map(comm_core::Error::kind) {
                 // With heartbeats.
-                Some(ErrorKind::PeerFailed { rank: 1, cause: PeerCause::NoHeartbeat { .. } }) => true,
+                Some(ErrorKind::PeerFailed { rank: 1, cause: PeerCause::NoHeartbeat }) => true,
                 // Without, the first to give up names it and tells the other.
                 Some(ErrorKind::Timeout { missing, unmatched, .. }) => missing == &[1] || !unmatched.is_empty(),
                 Some(ErrorKind::Aborted { cause, .. }) => cause.contains("timed out"),
