@@ -134,6 +134,7 @@ fn assemble(
         patience: Patience::fitting(size, cores),
         dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
         connect: mesh.connect,
+        heartbeat: options.heartbeat_timeout,
         ..EndpointOptions::new(Arc::clone(&options.clock))
     };
     let settings = ground.endpoint_options(me, members, settings);

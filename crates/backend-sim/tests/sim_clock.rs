@@ -153,6 +153,16 @@ fn a_panic_is_told_to_the_others() {
 }
 
 #[test]
+fn a_helper_that_panics_ends_alone() {
+    let run = Simulation::new(2).run(|comm| {
+        let body = Box::new(|| panic!("the helper's own fault"));
+        comm.options().clock.spawn("helper", body).map_err(|_| comm_core::Error::invalid("no thread"))?;
+        comm.barrier()
+    });
+    run.unwrap().values().unwrap();
+}
+
+#[test]
 fn newcomers_have_no_world_at_first() {
     let run = Simulation::new(3).newcomers(1).run_each(|rank| {
         assert_eq!(rank.options.clock.now().0, 0);

@@ -6,6 +6,7 @@ mod faults;
 mod net;
 mod outcome;
 mod random;
+mod state;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -268,7 +269,7 @@ impl Simulation {
     }
 }
 
-fn stats(st: &self::core::State) -> Stats {
+fn stats(st: &self::state::State) -> Stats {
     let ranks: Vec<RankStats> = st.ranks.iter().map(|r| r.stats).collect();
     let mut total = RankStats::default();
     for r in &ranks {
