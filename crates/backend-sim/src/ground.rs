@@ -9,6 +9,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use comm_core::{Error, Result};
 use comm_transport::{Endpoint, EndpointOptions, Link, MemLink};
@@ -73,7 +74,8 @@ impl Ground for Real {
     }
 
     fn endpoint_options(&self, _: Identity, _: &[Identity], options: EndpointOptions) -> EndpointOptions {
-        options
+        // A thread of this process is neither stopped by itself nor cut off.
+        EndpointOptions { heartbeat: Duration::MAX, ..options }
     }
 
     fn made(&self, _: Identity, _: &Arc<Endpoint>, _: &EndpointOptions) {}

@@ -4,6 +4,10 @@
 //! same algorithms as over sockets; only the links are pipes in memory. Each rank is a thread of the
 //! caller's.
 //!
+//! There are two ways to run a closure as several ranks. [`run_ranks`] runs it on threads in real time. A [`Simulation`]
+//! runs the same closure in virtual time, one step at a time in an order that a seed decides, with faults wherever they are
+//! wanted, and counts what it costs; a run that fails can be repeated exactly.
+//!
 //! ```
 //! use comm_core::op;
 //!
@@ -13,6 +17,20 @@
 //!     Ok(x[0])
 //! });
 //! assert_eq!(sums.unwrap(), [6, 6, 6]);
+//! ```
+//!
+//! ```
+//! use backend_sim::{Faults, Simulation};
+//! use comm_core::{ErrorKind, op};
+//!
+//! let lossy = Simulation::new(3).seed(1).faults(Faults::new().drop_frame(0, 1, 2));
+//! let run = lossy.run(|comm| {
+//!     let mut x = [comm.rank() as i32; 4];
+//!     (0..10).try_for_each(|_| comm.all_reduce(&mut x, op::Max))
+//! }).unwrap();
+//! let e = run.ranks[1].error().unwrap();
+//! assert!(matches!(e.kind(), ErrorKind::Corrupt { rank: Some(0), .. }), "{e}; {}", run.replay());
+//! assert!(run.stats.total.messages > 0);
 //! ```
 
 mod fabric;
@@ -32,8 +50,8 @@ use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
 pub use sim::{
-    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, Simulation, Stats, Trouble,
-    When,
+    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, SimRank, Simulation, Stats,
+    Trouble, When,
 };
 
 /// Bytes per peer that may be under way before they are received.
@@ -63,6 +81,13 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let (Some(rank), Some(size)) = (options.rank, options.size) else {
         return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
     };
+    if sim::here().is_some() {
+        // The others wait in real time, which the only thread that runs must not.
+        return Err(Error::unsupported(
+            "meeting by name inside a simulation",
+            "a simulation makes its world itself; split or reconfigure that",
+        ));
+    }
     let connect = MeshOptions::of(&options)?.connect;
     let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout)?;
     let (ground, _) = here();
@@ -109,6 +134,7 @@ fn assemble(
         patience: Patience::fitting(size, cores),
         dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
         connect: mesh.connect,
+        heartbeat: options.heartbeat_timeout,
         ..EndpointOptions::new(Arc::clone(&options.clock))
     };
     let settings = ground.endpoint_options(me, members, settings);

@@ -7,8 +7,9 @@ use std::time::Duration;
 use comm_core::{Clock, ErrorKind, Parker, RealClock, Result, Time};
 use comm_transport::{Endpoint, EndpointOptions, Engine, Link, Patience, Prober, Ward};
 
-use super::core::{Core, Due, here};
+use super::core::{Core, here};
 use super::net::{SimLink, killed_text};
+use super::state::Due;
 use crate::ground::{Ground, Identity, Job};
 
 /// How long a thread that is no part of the simulation sleeps at a time.
