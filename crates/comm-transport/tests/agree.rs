@@ -21,13 +21,11 @@ impl World {
     fn new(n: usize) -> Self {
         let mut rows: Vec<Vec<Option<Box<dyn Link>>>> = (0..n).map(|_| (0..n).map(|_| None).collect()).collect();
         let mut wires = Vec::new();
-        for a in 0..n {
-            for b in a + 1..n {
-                let (x, y) = UnixStream::pair().unwrap();
-                wires.push((a, b, x.try_clone().unwrap()));
-                rows[a][b] = Some(Box::new(SocketLink::new(x).unwrap()));
-                rows[b][a] = Some(Box::new(SocketLink::new(y).unwrap()));
-            }
+        for (a, b) in (0..n).flat_map(|a| (a + 1..n).map(move |b| (a, b))) {
+            let (x, y) = UnixStream::pair().unwrap();
+            wires.push((a, b, x.try_clone().unwrap()));
+            rows[a][b] = Some(Box::new(SocketLink::new(x).unwrap()));
+            rows[b][a] = Some(Box::new(SocketLink::new(y).unwrap()));
         }
         let members: Vec<usize> = (0..n).collect();
         let end = |(rank, row)| {
