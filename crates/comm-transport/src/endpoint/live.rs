@@ -293,3 +293,12 @@ impl State {
         self.lose_peer(p, PeerCause::NoHeartbeat);
     }
 }
+
+/// What an error of a link says of the peer: that its host does not answer, or that it has hung up.
+pub(crate) fn cause_of(e: &std::io::Error) -> PeerCause {
+    use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    match e.kind() {
+        TimedOut | HostUnreachable | NetworkUnreachable => PeerCause::NoHeartbeat,
+        _ => PeerCause::Killed,
+    }
+}

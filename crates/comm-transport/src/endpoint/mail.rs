@@ -81,7 +81,7 @@ impl Endpoint {
 impl State {
     /// Does what other threads have asked for.
     pub(super) fn open_mail(&mut self) {
-        if !self.mail.full.load(Ordering::Relaxed) {
+        if !self.mail.full.load(Ordering::SeqCst) {
             return;
         }
         let mail = Arc::clone(&self.mail);
