@@ -26,7 +26,7 @@ pub struct Rank {
 /// Processes; killed when dropped.
 pub struct World {
     pub ranks: Vec<Rank>,
-    _server: TcpStoreServer,
+    _server: Option<TcpStoreServer>,
 }
 
 impl Drop for World {
@@ -43,12 +43,26 @@ impl World {
     pub fn start(n: usize, heartbeat: Duration, variables: &[(&str, &str)]) -> Self {
         let secret = variables.iter().find(|v| v.0 == "RUSTCOMMS_SECRET").map(|v| Secret::new(v.1).unwrap());
         let server = TcpStoreServerOptions::new().secret(secret).bind("127.0.0.1:0").unwrap();
+        let addr = server.local_addr().to_string();
+        let variables = [&[("RUSTCOMMS_STORE", addr.as_str())], variables].concat();
+        let here = |_: usize| Command::new(std::env::current_exe().unwrap());
+        let mut w = Self::start_at(n, heartbeat, &variables, here);
+        w._server = Some(server);
+        w
+    }
+
+    /// The same where `place` says, with the store that the variables tell of.
+    pub fn start_at(
+        n: usize,
+        heartbeat: Duration,
+        variables: &[(&str, &str)],
+        place: impl Fn(usize) -> Command,
+    ) -> Self {
         let start = |rank: usize| {
-            let mut c = Command::new(std::env::current_exe().unwrap());
+            let mut c = place(rank);
             c.args(["--exact", "child", "--nocapture", "--test-threads=1"])
                 .env("RUSTCOMMS_RANK", rank.to_string())
                 .env("RUSTCOMMS_WORLD_SIZE", n.to_string())
-                .env("RUSTCOMMS_STORE", server.local_addr().to_string())
                 .env(CHILD, "1")
                 .env(HEARTBEAT, heartbeat.as_millis().to_string())
                 .envs(variables.iter().copied())
@@ -67,7 +81,7 @@ impl World {
             });
             Rank { child, lines }
         };
-        let mut w = Self { ranks: (0..n).map(start).collect(), _server: server };
+        let mut w = Self { ranks: (0..n).map(start).collect(), _server: None };
         w.all("barrier", 0..n);
         w
     }
