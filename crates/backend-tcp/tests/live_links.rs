@@ -76,7 +76,14 @@ fn a_cut_in_one_direction_ends_the_world_on_all_ranks() {
             w.tell(r, "reduce");
         }
         for r in 0..3 {
-            let (said, at) = w.hear(r);
+            let (mut said, mut at) = w.hear(r);
+            // A call may go well that needs nothing more from the others.
+            for _ in 0..3 {
+                if said == "OK" {
+                    w.tell(r, "reduce");
+                    (said, at) = w.hear(r);
+                }
+            }
             // Who is not heard is told so: the other direction works.
             let told = said.starts_with("ERR Aborted") && said.contains("heartbeat");
             assert!(told || said.ends_with("NoHeartbeat"), "rank {r}: {said}");
