@@ -42,6 +42,25 @@ fn a_stopped_rank_is_named_after_the_timeout_and_learns_it_when_it_goes_on() {
     }
 }
 
+/// In the middle of long messages, when nothing more fits into its connections.
+#[test]
+fn a_rank_that_stops_among_long_messages_learns_it_too() {
+    for victim in [1, 3] {
+        let mut w = World::start(4, SECOND, &[]);
+        for r in 0..4 {
+            w.tell(r, "stream 64000000");
+        }
+        std::thread::sleep(SECOND / 2);
+        w.signal(victim, Signal::STOP);
+        for r in (0..4).filter(|r| *r != victim) {
+            assert_eq!(w.hear(r).0, format!("ERR PeerFailed {victim} NoHeartbeat"), "rank {r}");
+        }
+        w.signal(victim, Signal::CONT);
+        let said = w.hear(victim).0;
+        assert!(said.starts_with("ERR Aborted") && said.contains("heartbeat"), "{said}");
+    }
+}
+
 #[test]
 fn a_short_stop_goes_unnoticed() {
     let mut w = World::start(3, 2 * SECOND, &[]);

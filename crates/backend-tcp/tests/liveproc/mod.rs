@@ -173,6 +173,7 @@ pub fn child() {
             "barrier" => comm.barrier(),
             "reduce" => sum(&comm),
             "operator" => operator(&comm, Duration::from_millis(number)),
+            "stream" => stream(&comm, number as usize),
             "loop" => calls(&comm, Duration::from_millis(number)),
             "cause" => comm.cause().map_or(Ok(()), Err),
             "finalize" => comm.finalize(LIMIT),
@@ -233,6 +234,14 @@ fn calls(comm: &Communicator, time: Duration) -> Result<()> {
         if on[0] == 0 {
             return Ok(());
         }
+    }
+}
+
+/// Long calls until one fails.
+fn stream(comm: &Communicator, bytes: usize) -> Result<()> {
+    let mut x = vec![1f32; bytes / 4];
+    loop {
+        comm.all_reduce(&mut x, op::Max)?;
     }
 }
 

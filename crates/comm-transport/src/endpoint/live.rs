@@ -186,7 +186,7 @@ impl State {
         let mut next = Time(u64::MAX);
         let (mut doubted, mut silent, mut over) = (Vec::new(), Vec::new(), Vec::new());
         for p in 0..self.peers.len() {
-            if self.peers[p].link.is_none() {
+            if self.peers[p].link.is_none() || self.peers[p].down.is_some() {
                 continue;
             }
             let peer = &mut self.peers[p];
@@ -290,7 +290,14 @@ impl State {
         for g in self.groups_of(p) {
             self.blame(g, p, PeerCause::NoHeartbeat);
         }
-        self.lose_peer(p, PeerCause::NoHeartbeat);
+        if self.peers[p].tx.control_flushed() {
+            return self.lose_peer(p, PeerCause::NoHeartbeat);
+        }
+        // It has left so much unread that the reason does not fit: that goes out if it ever reads on. Till then, or till
+        // the connection ends, the link stays, and is used for nothing else.
+        self.peers[p].down = Some(PeerCause::NoHeartbeat);
+        self.moved = true;
+        self.ended = true;
     }
 }
 
