@@ -124,6 +124,40 @@ fn a_silent_peer_that_answers_on_another_way_lives() {
     assert!(asked.count.load(Ordering::SeqCst) >= 3);
 }
 
+/// Tells when it has asked in vain, after a while or never.
+#[derive(Debug, Default)]
+struct Telling(later::Slot);
+
+impl Prober for Telling {
+    fn probe(&self, _: usize) {
+        let Some(e) = self.0.get() else { return };
+        std::thread::spawn(move || {
+            std::thread::sleep(600 * MS);
+            e.upgrade().map(|e| e.unanswered(1))
+        });
+    }
+    fn tells(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_prober_that_tells_is_waited_for_but_not_for_ever() {
+    for speaks in [true, false] {
+        let prober = Arc::new(Telling::default());
+        let start = Instant::now();
+        let (us, g, _peer) = scene(300 * MS, Some(Arc::clone(&prober) as Arc<dyn Prober>));
+        if speaks {
+            prober.0.set(Arc::downgrade(&us));
+        }
+        // It is no doubt that nobody had.
+        us.unanswered(1);
+        let e = failure(&us, g);
+        let (took, least) = (start.elapsed(), if speaks { 900 * MS } else { 1300 * MS });
+        assert!(is(&e, PeerCause::NoHeartbeat) && took >= least, "{e} after {took:?}");
+    }
+}
+
 /// Parts of one long frame are signs of life.
 #[test]
 fn a_slow_peer_lives() {

@@ -9,6 +9,7 @@ use comm_core::Secret;
 use socket2::{Domain, Socket, Type};
 
 const LIMIT: Duration = Duration::from_secs(30);
+const HEARTBEAT: Duration = Duration::from_millis(300);
 
 fn me(rank: usize) -> Greeting {
     Greeting { key: 7, nonce: 9, from: rank as u32, to: 0, code: 0 }
@@ -19,11 +20,7 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    (
-        Gathering::open(Setup { me: me(rank), size, secret, listener, heartbeat: Duration::from_secs(30), until })
-            .unwrap(),
-        addr,
-    )
+    (Gathering::open(Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until }).unwrap(), addr)
 }
 
 fn at(addrs: &[SocketAddr], same_host: bool) -> Peer {
@@ -528,7 +525,6 @@ fn silent_peers_are_probed() {
     use comm_core::{ErrorKind, PeerCause, RealClock};
     use comm_transport::{EndpointOptions, GroupSpec, Link, SocketLink};
 
-    let heartbeat = Duration::from_millis(300);
     let silent = || {
         let (x, y) = std::os::unix::net::UnixStream::pair().unwrap();
         let link: Box<dyn Link> = Box::new(SocketLink::new(x).unwrap());
@@ -542,8 +538,11 @@ fn silent_peers_are_probed() {
         let mute = TcpListener::bind("127.0.0.1:0").unwrap();
         let addrs = if answers { vec![dead, at_b] } else { vec![dead, mute.local_addr().unwrap()] };
         let (link, _open) = silent();
-        let options =
-            EndpointOptions { heartbeat, prober: Some(a.prober()), ..EndpointOptions::new(Arc::new(RealClock)) };
+        let options = EndpointOptions {
+            heartbeat: HEARTBEAT,
+            prober: Some(a.prober()),
+            ..EndpointOptions::new(Arc::new(RealClock))
+        };
         let e = Endpoint::new(0, vec![None, Some(link)], options).unwrap();
         a.hand_over(&e);
         if !late {
@@ -555,7 +554,11 @@ fn silent_peers_are_probed() {
             std::thread::sleep(Duration::from_millis(350));
             a.learn(vec![(1, at(&addrs, false))]);
         }
-        std::thread::sleep(4 * heartbeat);
+        std::thread::sleep(4 * HEARTBEAT);
+        let until = Instant::now() + LIMIT;
+        while !answers && e.failure(g).is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
         let failed = e.failure(g);
         if answers {
             assert!(failed.is_none(), "{secret:?} {late}: {failed:?}");

@@ -24,6 +24,8 @@ use crate::overlay::Prober;
 
 /// Time that a silent peer gets at least to answer the prober.
 const LEAST_GRACE: Duration = Duration::from_millis(250);
+/// How many times the time for an answer it may take until the prober says that there is none.
+const LONGEST_QUESTION: u32 = 4;
 /// No heartbeats more often than this, whatever peers ask for.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long nothing may come any more from a process that has ended before its link is given up.
@@ -128,6 +130,17 @@ impl State {
         let now = self.now();
         if let Some(peer) = self.peers.get_mut(p) {
             (peer.pulse.heard, peer.pulse.verdict) = (now, None);
+        }
+    }
+
+    /// `p` was asked, and has not answered.
+    pub(super) fn unanswered(&mut self, p: usize) {
+        let now = self.now();
+        if let Some(verdict) = self.peers.get_mut(p).and_then(|x| x.pulse.verdict.as_mut()) {
+            *verdict = now.min(*verdict);
+            self.live.next = self.live.next.min(now);
+            // Whoever sleeps has to look at timers.
+            self.ended = true;
         }
     }
 
@@ -268,7 +281,10 @@ impl State {
 
     /// `p` has been silent for too long: asks it on the other way.
     fn doubt(&mut self, p: usize, now: Time) {
-        let verdict = now.after(self.live.grace());
+        let grace = self.live.grace();
+        // A prober that tells when it has asked in vain is waited for: it may need a while for a core.
+        let tells = self.live.prober.as_ref().is_some_and(|p| p.tells());
+        let verdict = now.after(if tells { grace * LONGEST_QUESTION } else { grace });
         self.peers[p].pulse.verdict = Some(verdict);
         self.live.next = self.live.next.min(verdict);
         if let Some(prober) = &self.live.prober {

@@ -15,6 +15,7 @@ enum Letter {
     Attach(usize, Box<dyn Link>),
     Unreachable(usize, String),
     Vouch(usize),
+    Unanswered(usize),
     Ended(usize),
 }
 
@@ -53,6 +54,12 @@ impl Endpoint {
     /// `peer` has shown on another way that it lives, see [`Prober`](crate::Prober). Never waits for the endpoint.
     pub fn vouch(&self, peer: usize) {
         self.deliver(Letter::Vouch(peer));
+    }
+
+    /// `peer` was asked for a sign of life, had time to answer, and has not, see [`Prober::tells`](crate::Prober::tells).
+    /// Never waits for the endpoint.
+    pub fn unanswered(&self, peer: usize) {
+        self.deliver(Letter::Unanswered(peer));
     }
 
     /// The process of `peer` has ended, whatever its connections say: a child that it has forked may hold them open. What
@@ -97,6 +104,7 @@ impl State {
                     }
                 }
                 Letter::Vouch(p) => self.vouched(p),
+                Letter::Unanswered(p) => self.unanswered(p),
                 Letter::Ended(p) => self.process_ended(p),
             }
         }
