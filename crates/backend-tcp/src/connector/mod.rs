@@ -232,6 +232,10 @@ impl Prober for OnDemand {
     fn probe(&self, peer: usize) {
         self.shared.send(Command::Probe(self.id, peer));
     }
+
+    fn tells(&self) -> bool {
+        true
+    }
 }
 
 impl Drop for OnDemand {

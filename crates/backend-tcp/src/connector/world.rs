@@ -63,6 +63,7 @@ enum News {
     /// Why, and whether its process has ended.
     Unreachable(usize, String, bool),
     Alive(usize),
+    Unanswered(usize),
     Ended(usize),
 }
 
@@ -210,7 +211,7 @@ impl World {
                     News::Linked(p, s) => drop(lobby.finished.insert(p, s)),
                     News::Unreachable(p, why, _) => drop(lobby.failed.insert(p, why)),
                     // Nobody has asked yet.
-                    News::Alive(_) | News::Ended(_) => {}
+                    News::Alive(_) | News::Unanswered(_) | News::Ended(_) => {}
                 }
             }
             self.lobby.changed.notify_all();
@@ -236,6 +237,7 @@ impl World {
                     }
                 }
                 News::Alive(p) => endpoint.vouch(p),
+                News::Unanswered(p) => endpoint.unanswered(p),
                 News::Ended(p) => {
                     tracing::debug!(rank = self.rank(), peer = p, "the process of a rank has ended");
                     endpoint.lost_process(p);
@@ -320,12 +322,13 @@ impl World {
     }
 
     fn probed(&mut self, peer: usize, sign: Sign) {
-        if sign != Sign::Nothing {
-            self.probes.remove(&peer);
-        }
-        if sign == Sign::Alive {
-            self.news.push(News::Alive(peer));
-        }
+        let news = match sign {
+            Sign::Nothing => return,
+            Sign::Alive => News::Alive(peer),
+            Sign::Over => News::Unanswered(peer),
+        };
+        self.probes.remove(&peer);
+        self.news.push(news);
     }
 
     fn progressed(&mut self, peer: usize, progress: Progress) {

@@ -76,7 +76,7 @@ impl State {
     /// Whether frames can be sent to `p`, now or once a link is there.
     pub(crate) fn is_reachable(&self, p: usize) -> bool {
         let peer = &self.peers[p];
-        peer.link.is_some() || (peer.down.is_none() && self.dialer.is_some() && p != self.rank)
+        peer.down.is_none() && (peer.link.is_some() || (self.dialer.is_some() && p != self.rank))
     }
 
     /// Whether a link to `p` is there or asked for.

@@ -2,7 +2,7 @@
 
 use comm_core::{OpDesc, PeerCause};
 
-use super::live::Mark;
+use super::live::{Mark, cause_of};
 use super::op::Sink;
 use super::state::{COLLECTIVE, Key, OVERHEAD, P2P, Posted, State, Unexpected};
 use crate::frame::{HEADER, Header, Kind};
@@ -567,15 +567,6 @@ impl State {
         for (key, cost) in returns {
             self.return_credit(p, key.group, key.kind, cost);
         }
-    }
-}
-
-/// What an error of a link says of the peer: that its host does not answer, or that it has hung up.
-pub(crate) fn cause_of(e: &std::io::Error) -> PeerCause {
-    use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
-    match e.kind() {
-        TimedOut | HostUnreachable | NetworkUnreachable => PeerCause::NoHeartbeat,
-        _ => PeerCause::Killed,
     }
 }
 
