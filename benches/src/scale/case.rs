@@ -88,26 +88,44 @@ impl Row {
         self.counts.time as f64 / 1e12
     }
 
-    /// As JSON, with `checked` for those that were run with real data.
+    /// What the places of [`to_json`](Self::to_json) mean.
+    pub const COLUMNS: [&'static str; 14] = [
+        "operation",
+        "algorithm",
+        "ranks",
+        "bytes",
+        "mode",
+        "seconds",
+        "rounds",
+        "messages",
+        "message_bytes",
+        "most_sent",
+        "most_received",
+        "most_bytes_sent",
+        "most_bytes_received",
+        "checked",
+    ];
+
+    /// As a JSON array.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let c = &self.counts;
-        json!({
-            "operation": self.case.algorithm.operation().name(),
-            "algorithm": self.case.algorithm.name(),
-            "ranks": self.case.n,
-            "bytes": self.case.bytes,
-            "mode": self.mode.name(),
-            "seconds": self.seconds(),
-            "rounds": c.rounds,
-            "messages": c.messages,
-            "message_bytes": c.bytes,
-            "most_sent": c.most_sent,
-            "most_received": c.most_received,
-            "most_bytes_sent": c.most_bytes_sent,
-            "most_bytes_received": c.most_bytes_received,
-            "checked": self.checked,
-        })
+        let (case, c) = (&self.case, &self.counts);
+        json!([
+            case.algorithm.operation().name(),
+            case.algorithm.name(),
+            case.n,
+            case.bytes,
+            self.mode.name(),
+            self.seconds(),
+            c.rounds,
+            c.messages,
+            c.bytes,
+            c.most_sent,
+            c.most_received,
+            c.most_bytes_sent,
+            c.most_bytes_received,
+            self.checked,
+        ])
     }
 }
 
