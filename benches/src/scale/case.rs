@@ -58,8 +58,9 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// Every algorithm with small messages by running all ranks up to a world of 4,096.
-    pub const FULL: Self = Self { small: 20_000_000, large: 1_500_000 };
+    /// Minutes. All ranks where a message goes to every pair of them in worlds up to 1,024, and in all worlds where each rank
+    /// sends a few or their logarithm.
+    pub const FULL: Self = Self { small: 1_200_000, large: 400_000 };
     /// For a look.
     pub const QUICK: Self = Self { small: 300_000, large: 100_000 };
 
@@ -229,6 +230,20 @@ impl Case {
         self.bytes.div_ceil(self.piece()).max(1)
     }
 
+    /// Pieces that the schedule has under way at once, at most.
+    const fn lanes(&self) -> usize {
+        match self.algorithm {
+            Algorithm::AllReduceRabenseifner
+            | Algorithm::ReduceScatterHalving
+            | Algorithm::ReduceOrdered
+            | Algorithm::GatherBinomial
+            | Algorithm::ScatterBinomial
+            | Algorithm::ScanRecursiveDoubling
+            | Algorithm::ExscanRecursiveDoubling => 2,
+            _ => 4,
+        }
+    }
+
     /// About how many messages the whole world sends for one piece.
     fn messages_per_piece(&self) -> u64 {
         let n = self.n as u64;
@@ -261,21 +276,30 @@ impl Case {
     #[must_use]
     pub fn mode(&self, budget: Budget) -> Mode {
         if self.messages_per_piece().saturating_mul(self.pieces() as u64) <= budget.of(self.bytes) {
-            Mode::All
-        } else {
-            self.by_one().unwrap_or(Mode::Line)
+            return Mode::All;
         }
+        // A line needs two sizes whose pieces do not all go at once; less than that is run as it is.
+        let other = if self.pieces() <= 2 * self.lanes() { Mode::All } else { Mode::Line };
+        self.by_one().unwrap_or(other)
     }
 
     fn patience(&self) -> Patience {
         match self.algorithm {
             Algorithm::AllGatherDirect => Patience::All,
             Algorithm::AllReduceDirect | Algorithm::ReduceScatterDirect | Algorithm::ReduceOrdered
-                if self.pieces() == 1 || self.n > 1024 =>
+                if self.pieces() == 1 =>
             {
                 Patience::Sends
             }
             _ => Patience::None,
+        }
+    }
+
+    /// The same for one rank of very many, which would look through its sends each time that one is done.
+    fn patience_of_one(&self) -> Patience {
+        match self.algorithm {
+            Algorithm::AllReduceDirect | Algorithm::ReduceScatterDirect => Patience::Sends,
+            _ => self.patience(),
         }
     }
 
@@ -290,7 +314,8 @@ impl Case {
             Mode::All => Engine::all(model, n, self.symmetry(), self.patience()).run(|r| self.schedule(r)),
             Mode::One | Mode::OneAbout => {
                 let even = Self { bytes: self.evened(), ..*self };
-                let counts = Engine::one(model, n, self.symmetry(), self.patience(), 0).run(|r| even.schedule(r))?;
+                let patience = self.patience_of_one();
+                let counts = Engine::one(model, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
                 Ok(self.uneven(counts))
             }
             Mode::Line => self.line(model, n, budget),
@@ -334,13 +359,13 @@ impl Case {
         };
         let affordable = (budget.of(self.bytes) / self.messages_per_piece()).max(1) as usize;
         // Few pieces are all under way at once, which says nothing about those that follow.
-        let (most, least) = (affordable.clamp(8, 64), 4);
+        let most = affordable.clamp(2 * self.lanes(), 64);
         let at = |pieces: usize| -> Result<(f64, Counts)> {
             let case = Self { bytes: pieces * piece, segment, ..*self };
             let counts = Engine::all(model, n, self.symmetry(), self.patience()).run(|r| case.schedule(r))?;
             Ok((case.bytes as f64, counts))
         };
-        let ((x1, a), (x2, b)) = (at((most / 2).max(least))?, at(most)?);
+        let ((x1, a), (x2, b)) = (at(most / 2)?, at(most)?);
         let scale = (self.bytes as f64 - x2) / (x2 - x1);
         let on = |f: fn(&Counts) -> u64| {
             let (a, b) = (f(&a) as f64, f(&b) as f64);

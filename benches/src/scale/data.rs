@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use collectives::{Buf, Span};
+use collectives::{Algorithm, Buf, Span};
 use rustcomms::{DType, Operation, ReduceOp, Reducer, Result};
 
 use super::case::Case;
@@ -100,10 +100,11 @@ fn bytes(xs: impl Iterator<Item = i32>) -> Vec<u8> {
     xs.flat_map(i32::to_ne_bytes).collect()
 }
 
-/// Bytes of all ranks' buffers together that checking this case needs, about.
+/// Bytes that checking this case needs or moves, about.
 fn volume(case: &Case) -> usize {
     let (to, from) = blocks(case.algorithm.operation(), case.n);
-    case.n.saturating_mul(case.bytes).saturating_mul(to + from)
+    let messages = if case.algorithm == Algorithm::AllReduceDirect { case.n } else { 0 };
+    case.n.saturating_mul(case.bytes).saturating_mul(to + from + messages)
 }
 
 /// Blocks in the input and in the output.
@@ -116,9 +117,9 @@ const fn blocks(op: Operation, n: usize) -> (usize, usize) {
     }
 }
 
-/// Largest world whose results are compared, and most bytes of its buffers together.
+/// Largest world whose results are compared, and most bytes for that.
 const RANKS: usize = 64;
-const BYTES: usize = 64 << 20;
+const BYTES: usize = 24 << 20;
 
 /// Runs the case with real `i32` sums and compares every rank's result with a serial computation; `None` where the world or its
 /// buffers are too large for that.

@@ -1,7 +1,8 @@
 //! Where the model's numbers come from: two processes on this machine, over backend-tcp.
 //!
 //! Not a benchmark of the library: what is wanted are the costs that a schedule's single message has, so messages go as schedules send them,
-//! through broadcasts between two ranks, and medians are taken over many rounds, because other programs run here too.
+//! through broadcasts between two ranks. Other programs run on the machine too, and take the processors away for milliseconds: so the
+//! times are of short batches, many of them, and the one below which a tenth of them lie counts. A median would tell of the others.
 
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use rustcomms::{CommOptions, Communicator, DType, Error, ReduceOp, Reducer, Resu
 use serde_json::{Value, json};
 
 use super::model::{Fit, Model, Sample, fit};
-use crate::{median_of, pin, time};
+use crate::{pin, time};
 
 /// What was measured.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +24,10 @@ pub struct Measured {
 }
 
 /// Sizes of the one-way times.
-const SIZES: [usize; 8] = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 2 << 20, 16 << 20];
+const SIZES: [usize; 8] = [8, 64, 1 << 10, 8 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+
+/// Batches of one size in a round, but of the longest messages.
+const BATCHES: usize = 10;
 
 /// Small messages in a row.
 const BURST: u32 = 64;
@@ -37,30 +41,40 @@ pub fn measure(rounds: usize) -> Result<Measured> {
     let comm = rustcomms::connect(CommOptions::new().name("scale"))?;
     pin(comm.rank());
     let mut times = vec![Vec::new(); SIZES.len()];
-    let mut gaps = Vec::new();
+    let mut bursts = Vec::new();
     let mut bufs: Vec<Vec<u8>> = SIZES.iter().map(|bytes| vec![1; *bytes]).collect();
     // Rounds are interleaved, so that a bad moment of the machine does not hit one size alone.
     for _ in 0..rounds {
         for (times, x) in times.iter_mut().zip(&mut bufs) {
-            let n = (16 << 20 >> x.len().ilog2().max(14)).clamp(1, 200);
+            let n = ((64 << 10) / x.len()).clamp(1, 10) as u32;
             comm.barrier()?;
-            times.push(repeat(n, || there_and_back(&comm, x))? / 2.0);
+            for _ in 0..if x.len() > 1 << 20 { 3 } else { BATCHES } {
+                times.push(repeat(n, || there_and_back(&comm, x))? / 2.0);
+            }
         }
         comm.barrier()?;
         let mut x = [1u8; 8];
-        let burst = repeat(8, || {
-            for _ in 0..BURST {
-                comm.broadcast(&mut x[..], 0)?;
-            }
-            comm.broadcast(&mut x[..], 1)
-        })?;
-        let back = repeat(8, || there_and_back(&comm, &mut x))?;
-        gaps.push((burst - back) / f64::from(BURST - 1));
+        for _ in 0..BATCHES {
+            bursts.push(repeat(1, || {
+                for _ in 0..BURST {
+                    comm.broadcast(&mut x[..], 0)?;
+                }
+                comm.broadcast(&mut x[..], 1)
+            })?);
+        }
     }
     let gamma = gamma(rounds)?;
     comm.finalize(Duration::from_secs(10))?;
-    let samples = SIZES.iter().zip(times).map(|(&bytes, t)| Sample { bytes, seconds: median_of(t) }).collect();
-    Ok(Measured { samples, gap: median_of(gaps).max(0.0), gamma })
+    let samples: Vec<_> = SIZES.iter().zip(times).map(|(&bytes, t)| Sample { bytes, seconds: tenth(t) }).collect();
+    let there_and_back = 2.0 * samples.first().map_or(0.0, |s| s.seconds);
+    let gap = (tenth(bursts) - there_and_back) / f64::from(BURST - 1);
+    Ok(Measured { samples, gap: gap.max(0.0), gamma })
+}
+
+/// The time below which a tenth of them lie; 0 of none.
+fn tenth(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times.get(times.len() / 10).copied().unwrap_or_default()
 }
 
 fn there_and_back(comm: &Communicator, x: &mut [u8]) -> Result<()> {
@@ -85,7 +99,7 @@ fn gamma(rounds: usize) -> Result<f64> {
     let reducer = Reducer::builtin(ReduceOp::Sum, DType::F32)?;
     let bytes = acc.len() as f64;
     let times = (0..rounds.max(5)).map(|_| time(20, || reducer.fold(&mut acc, &mut x)).as_secs_f64() / bytes);
-    Ok(median_of(times.collect()))
+    Ok(tenth(times.collect()))
 }
 
 impl Measured {

@@ -83,7 +83,7 @@ impl Model {
 pub struct Sample {
     /// Bytes of the message.
     pub bytes: usize,
-    /// Median time from call to call, in seconds.
+    /// From call to call, in seconds.
     pub seconds: f64,
 }
 

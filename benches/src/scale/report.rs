@@ -169,8 +169,8 @@ between the ports is ever the bottleneck.
         let _ = write!(
             text,
             "
-Measured between two processes over backend-tcp on loopback: one-way time from broadcasts back and forth, medians, and the line with the least
-squares of relative errors, {} + {} per MiB; {} per message of many in a row, folds in blocks of 256 KiB.
+Measured between two processes over backend-tcp on loopback: one-way time from broadcasts back and forth, below which a
+tenth of the short batches lie, because other programs ran on the machine; the line with the least squares of relative errors, {} + {} per MiB; {} per message of many in a row, folds in blocks of 256 KiB.
 
 | bytes | one way | line | off by |
 |---|---|---|---|
