@@ -121,10 +121,10 @@ fn one_rank_for_all_gives_exactly_the_cost_of_all() {
     let mut exact = 0;
     for model in [UNITS, LOOPBACK] {
         for a in algorithms() {
-            for n in [2, 3, 4, 7, 8, 12, 16, 31, 64] {
+            for n in [2, 3, 4, 7, 8, 12, 31, 32] {
                 for bytes in [8, 1344, 64 * KIB, 600 * KIB] {
                     let case = Case::new(a, n, bytes);
-                    if case.mode(Budget { small: 0, large: 0 }) != Mode::One || n * bytes > 2 << 20 {
+                    if case.mode(Budget { small: 0, large: 0 }) != Mode::One || n * bytes > 1 << 20 {
                         continue;
                     }
                     let (one, all) = (case.run(model, Mode::One, BUDGET), case.run(model, Mode::All, BUDGET));
@@ -134,13 +134,13 @@ fn one_rank_for_all_gives_exactly_the_cost_of_all() {
             }
         }
     }
-    assert!(exact > 400, "{exact}");
+    assert!(exact > 300, "{exact}");
 }
 
 #[test]
 fn one_rank_for_nearly_all_gives_nearly_the_cost_of_all() {
     for a in [AllReduceRing, AllReduceDirect, ReduceScatterDirect] {
-        for (n, bytes) in [(7, 64 * KIB), (12, 600 * KIB), (31, 64 * KIB), (31, 8), (100, 8), (33, 2 << 20)] {
+        for (n, bytes) in [(7, 64 * KIB), (12, 600 * KIB), (31, 64 * KIB), (31, 8), (100, 8), (20, 1 << 20)] {
             let case = Case::new(a, n, bytes);
             if case.mode(Budget { small: 0, large: 0 }) == Mode::OneAbout {
                 let one = case.run(LOOPBACK, Mode::OneAbout, BUDGET).unwrap();
@@ -198,7 +198,7 @@ fn patience_changes_nothing() {
 #[test]
 fn the_results_are_right_and_larger_worlds_are_not_called_checked() {
     for a in algorithms() {
-        for (n, bytes) in [(2, 8), (3, 64 * KIB), (12, 1200), (5, 300 * KIB), (33, 8)] {
+        for (n, bytes) in [(2, 8), (3, 64 * KIB), (12, 1200), (4, 300 * KIB), (21, 8)] {
             assert_eq!(check(&Case::new(a, n, bytes), LOOPBACK).unwrap(), Some(()), "{a}");
         }
         assert_eq!(check(&Case::new(a, 65, 8), LOOPBACK).unwrap(), None);
