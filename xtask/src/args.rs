@@ -1,5 +1,6 @@
 //! The command line, parsed by hand: a few commands and options do not need a library.
 
+use crate::bench::{self, Bench};
 use crate::ci::Step;
 use crate::fuzz::Fuzz;
 
@@ -7,6 +8,7 @@ use crate::fuzz::Fuzz;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Accept,
+    Bench(Bench),
     Ci(Selection),
     Conformance { full: bool },
     Fuzz(Fuzz),
@@ -53,7 +55,8 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
             _ => Err(format!("conformance takes --full or nothing, not '{}'", rest.join(" "))),
         },
         "fuzz" => fuzz(rest).map(Command::Fuzz),
-        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, help")),
+        "bench" => bench(rest).map(Command::Bench),
+        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, bench, help")),
     }
 }
 
@@ -105,6 +108,25 @@ fn fuzz(args: &[String]) -> Result<Fuzz, String> {
     Ok(chosen)
 }
 
+fn bench(args: &[String]) -> Result<Bench, String> {
+    let names = || bench::Name::ALL.map(bench::Name::name).join(", ");
+    let Some((name, rest)) = args.split_first() else { return Err(format!("bench needs a name: {}", names())) };
+    let name = bench::Name::from_name(name).ok_or_else(|| format!("no bench is called '{name}'; known: {}", names()))?;
+    let mut chosen = Bench { name, quick: false, out: None };
+    let mut rest = rest.iter();
+    while let Some(arg) = rest.next() {
+        match option(arg) {
+            ("--quick", None) => chosen.quick = true,
+            ("--out", inline) => {
+                let value = inline.or_else(|| rest.next().map(String::as_str));
+                chosen.out = Some(value.ok_or("--out needs a folder")?.to_owned());
+            }
+            _ => return Err(format!("bench does not know '{arg}'; it takes --quick and --out DIR")),
+        }
+    }
+    Ok(chosen)
+}
+
 fn step_names() -> String {
     Step::ALL.map(Step::name).join(", ")
 }
@@ -121,6 +143,7 @@ USAGE
     cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
     cargo xtask fuzz [--target T]... [--runs N] [--rss-limit-mb N]
                                                        feed the fuzz targets N inputs each (1000000), within N MiB (256)
+    cargo xtask bench NAME [--quick] [--out DIR]       run a benchmark whose results are kept in benches/results
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -128,6 +151,10 @@ STEPS OF ci
     );
     for step in Step::ALL {
         text.push_str(&format!("    {:<14}{}\n", step.name(), step.about()));
+    }
+    text.push_str("\nBENCHES\n");
+    for name in bench::Name::ALL {
+        text.push_str(&format!("    {:<14}{}\n", name.name(), name.about()));
     }
     text
 }
@@ -166,6 +193,14 @@ mod tests {
         assert!(args("fuzz --runs many").unwrap_err().contains("'many'"));
         assert!(args("fuzz --runs").unwrap_err().contains("needs a value"));
         assert!(args("fuzz --fast").unwrap_err().contains("'--fast'"));
+        let bench = |quick, out: Option<&str>| Bench { name: bench::Name::Scale, quick, out: out.map(str::to_owned) };
+        assert_eq!(args("bench scale"), Ok(Command::Bench(bench(false, None))));
+        assert_eq!(args("bench scale --quick --out there"), Ok(Command::Bench(bench(true, Some("there")))));
+        assert_eq!(args("bench scale --out=there"), Ok(Command::Bench(bench(false, Some("there")))));
+        assert!(args("bench").unwrap_err().contains("scale"));
+        assert!(args("bench scales").unwrap_err().contains("'scales'"));
+        assert!(args("bench scale --fast").unwrap_err().contains("'--fast'"));
+        assert!(args("bench scale --out").unwrap_err().contains("needs a folder"));
         assert!(args("lint").unwrap_err().contains("'lint'"));
     }
 
@@ -195,6 +230,7 @@ mod tests {
         assert!(
             text.contains("cargo xtask accept")
                 && text.contains("cargo xtask conformance")
+                && text.contains("cargo xtask bench")
                 && text.contains("--skip STEP")
         );
     }

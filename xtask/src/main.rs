@@ -5,6 +5,7 @@
 
 mod accept;
 mod args;
+mod bench;
 mod ci;
 mod conformance;
 mod crates;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
             print!("{}", args::help());
             Ok(())
         }
+        Ok(Command::Bench(bench)) => bench::run(&root(), &bench).map_err(|e| format!("bench: FAILED: {e}")),
         Ok(Command::Ci(selection)) => ci::run(&root(), &selection),
         Ok(Command::Accept) => accept::run(&root()).map_err(|e| format!("accept: FAILED: {e}")),
         Ok(Command::Conformance { full }) => {
