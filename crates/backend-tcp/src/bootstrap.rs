@@ -108,8 +108,8 @@ impl Seeker {
         let seat = rendezvous.meet()?;
         let until = until.max(Instant::now() + timeout.min(CONNECT));
         let me = Greeting { key: Fnv::hash(seat.key.as_bytes()), nonce: seat.nonce, from: rank as u32, to: 0, code: 0 };
-        let gathering =
-            Gathering::open(Setup { me, size, secret, listener, until }).map_err(|e| rendezvous.report(&seat, e))?;
+        let gathering = Gathering::open(Setup { me, size, secret, listener, until, patient: false })
+            .map_err(|e| rendezvous.report(&seat, e))?;
         Ok(World { rank, size, connect, filter, rendezvous, seat, gathering, near: BTreeMap::new(), until })
     }
 }

@@ -172,6 +172,12 @@ impl Gathering {
         Unconnected { missing: left.map(|p| (*p, why(p))).collect() }
     }
 
+    /// What is known of the way to a peer that is not connected.
+    pub(crate) fn trouble(&self, peer: usize) -> Option<String> {
+        let state = self.lobby.state.lock();
+        state.failed.get(&peer).or_else(|| state.trouble.get(&peer)).cloned()
+    }
+
     /// Takes the connections that are there, those of peers that nobody waited for included.
     pub(crate) fn take(&self) -> BTreeMap<usize, TcpStream> {
         std::mem::take(&mut self.lobby.state.lock().finished)

@@ -19,7 +19,7 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    (Gathering::open(Setup { me: me(rank), size, secret, listener, until }).unwrap(), addr)
+    (Gathering::open(Setup { me: me(rank), size, secret, listener, until, patient: false }).unwrap(), addr)
 }
 
 fn at(addrs: &[SocketAddr], same_host: bool) -> Peer {

@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) listener: TcpListener,
     /// Until when ranks may connect before the endpoint exists.
     pub(crate) until: Instant,
+    /// Whether they may connect until then although the endpoint exists: members that come at different times.
+    pub(crate) patient: bool,
 }
 
 /// A descriptor of a world.
@@ -110,7 +112,10 @@ impl World {
             self.wanted.insert(peer);
             return;
         };
-        let until = if self.endpoint.is_some() { Instant::now() + ON_DEMAND } else { self.setup.until };
+        let mut until = if self.endpoint.is_some() { Instant::now() + ON_DEMAND } else { self.setup.until };
+        if self.setup.patient {
+            until = until.max(self.setup.until);
+        }
         let mut dial = Dial::new(peer, to.clone(), until);
         if self.reservation(peer).is_some() {
             // It is about to come.
@@ -140,7 +145,7 @@ impl World {
 
     /// Passes on what has happened. Called without any lock held: the endpoint takes its own.
     pub(super) fn deliver(&mut self) {
-        if self.endpoint.is_none() && !self.dials.is_empty() {
+        if (self.endpoint.is_none() || self.setup.patient) && !self.dials.is_empty() {
             let mut lobby = self.lobby.state.lock();
             lobby.trouble.extend(self.dials.iter().map(|(p, d)| (*p, d.trouble())));
         }
@@ -171,6 +176,9 @@ impl World {
                     }
                 }
                 News::Unreachable(p, why) => {
+                    if self.setup.patient {
+                        self.lobby.state.lock().failed.insert(p, why.clone());
+                    }
                     tracing::warn!(rank = self.rank(), peer = p, why, "a rank cannot be reached");
                     endpoint.unreachable(p, &why);
                 }
@@ -208,7 +216,7 @@ impl World {
         for peer in self.dials.keys().copied().collect::<Vec<_>>() {
             let Some(dial) = self.dials.get_mut(&peer) else { continue };
             let setup = &self.setup;
-            let mut caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+            let mut caller = Caller::of(setup, &mut self.attempts);
             let progress = dial.tick(&mut caller);
             self.progressed(peer, progress);
         }
@@ -222,7 +230,7 @@ impl World {
             Source::Attempt(peer, number) => {
                 let Some(dial) = self.dials.get_mut(&peer) else { return };
                 let setup = &self.setup;
-                let caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+                let caller = Caller::of(setup, &mut self.attempts);
                 let progress = dial.ready(number, &caller);
                 self.progressed(peer, progress);
             }

@@ -53,7 +53,10 @@ impl MeshBackend {
         info.local_size = places.iter().filter(|h| **h == places[rank]).count();
         info.hosts = hosts;
         info.host_of = places;
-        Self::new(Arc::clone(&self.endpoint), spec, info, self.options.clone())
+        let regroup = self.regroup.as_ref().map(|r| r.branch(&spec.name, spec.generation));
+        let mut child = Self::new(Arc::clone(&self.endpoint), spec, info, self.options.clone())?;
+        child.regroup = regroup;
+        Ok(child)
     }
 
     /// Everybody's hash and length, gathered as a collective of its own number, so that ranks that

@@ -15,6 +15,7 @@ mod drive;
 mod failure;
 mod flight;
 mod group;
+mod links;
 mod monitor;
 mod news;
 mod op;
