@@ -106,6 +106,13 @@ impl Kind {
     }
 }
 
+/// Whether a frame that begins with these bytes carries users' data, and is not one of the endpoints' own small ones.
+/// For links that count.
+#[must_use]
+pub fn carries_data(frame: &[u8]) -> bool {
+    frame.get(3).and_then(|code| Kind::from_code(code & !CRC_FLAG)).is_some_and(Kind::is_data)
+}
+
 /// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {

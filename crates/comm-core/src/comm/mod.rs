@@ -24,7 +24,7 @@ mod prepare;
 pub(crate) mod scope;
 pub(crate) mod ticket;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -74,7 +74,8 @@ pub(crate) struct CommInner {
     /// Next number per (peer, tag) of sends and of receives.
     pub(crate) p2p_sends: Mutex<HashMap<(usize, u32), u64>>,
     pub(crate) p2p_recvs: Mutex<HashMap<(usize, u32), u64>>,
-    pub(crate) inflight: Mutex<HashMap<u64, Arc<Core>>>,
+    /// In the order of calls.
+    pub(crate) inflight: Mutex<BTreeMap<u64, Arc<Core>>>,
     /// Ranks in the root communicator.
     ranks: Vec<usize>,
     state: AtomicU8,

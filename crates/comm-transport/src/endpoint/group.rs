@@ -177,6 +177,9 @@ impl State {
 
     pub(crate) fn create_group(&mut self, spec: GroupSpec) -> Result<usize> {
         let n = spec.members.len();
+        if let Some(e) = self.killed_as(spec.members.iter().position(|m| *m == self.rank)) {
+            return Err(e);
+        }
         let Some(rank) = spec.members.iter().position(|m| *m == self.rank) else {
             return Err(Error::invalid(format!(
                 "the members {:?} do not include this rank {}",

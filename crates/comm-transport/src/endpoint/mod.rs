@@ -15,6 +15,7 @@ mod drive;
 mod failure;
 mod flight;
 mod group;
+mod kill;
 mod links;
 mod monitor;
 mod news;
@@ -39,7 +40,7 @@ pub use self::group::GroupSpec;
 pub use self::op::{Message, OpId, PieceId, Port, Sink, Task};
 pub use self::p2p::EAGER;
 use self::state::State;
-use crate::engine::{Driven, EngineHandle, Turn};
+use crate::engine::{Driven, Engine, EngineHandle, Turn};
 use crate::link::Link;
 use crate::overlay::{Connect, Dialer, Prober};
 use crate::wait::Notify;
@@ -88,6 +89,9 @@ pub struct EndpointOptions {
     pub heartbeat: Duration,
     /// Who asks a silent peer on another way whether it lives. Without one, silence alone decides.
     pub prober: Option<Arc<dyn Prober>>,
+    /// Who gives the endpoint its turns while nobody waits in it; `None`: the process's engine thread. With an engine of
+    /// its own an endpoint sleeps through the clock only, and its links need no descriptors.
+    pub engine: Option<Arc<dyn Engine>>,
 }
 
 impl EndpointOptions {
@@ -102,6 +106,7 @@ impl EndpointOptions {
             connect: Connect::Auto,
             heartbeat: Duration::MAX,
             prober: None,
+            engine: None,
         }
     }
 }
@@ -142,8 +147,11 @@ impl Endpoint {
     ///
     /// When the engine or the descriptors for waiting cannot be created.
     pub fn new(rank: usize, mut links: Vec<Option<Box<dyn Link>>>, options: EndpointOptions) -> Result<Arc<Self>> {
-        let engine = EngineHandle::get()?;
-        let polled = options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some());
+        let (engine, simulated) = match &options.engine {
+            Some(own) => (EngineHandle::Own(Arc::clone(own)), true),
+            None => (EngineHandle::get()?, false),
+        };
+        let polled = !simulated && (options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some()));
         let notify = if polled {
             Notify::polled(engine, Arc::clone(&options.clock)).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {

@@ -133,6 +133,8 @@ pub(crate) struct State {
     pub(crate) has_news: bool,
     /// Buffers of links on which nothing is under way.
     pub(crate) spare: Vec<Vec<u8>>,
+    /// Why the endpoint was killed, see [`Endpoint::kill`](super::Endpoint::kill).
+    pub(crate) killed: Option<String>,
 }
 
 // SAFETY: the raw pointers in posted receives, queued sends and self-messages point into buffers of operations
@@ -191,6 +193,7 @@ impl State {
             connect: if options.dialer.is_some() { options.connect } else { Connect::Full },
             has_news: false,
             spare: Vec::new(),
+            killed: None,
         }
     }
 
