@@ -20,6 +20,7 @@ mod ground;
 mod meeting;
 mod ranks;
 mod regroup;
+mod sim;
 mod wires;
 
 use std::sync::Arc;
@@ -33,6 +34,10 @@ use crate::regroup::SimRegroup;
 use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
+pub use sim::{
+    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, Simulation, Stats, Trouble,
+    When,
+};
 
 /// Bytes per peer that may be under way before they are received.
 const WINDOW: u64 = 4 << 20;
