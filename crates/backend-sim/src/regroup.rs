@@ -27,8 +27,8 @@ pub(crate) struct Town {
 struct Register {
     /// Numbers given so far.
     given: u64,
-    /// Tokens of communicators that can be reconfigured.
-    homes: BTreeMap<u64, ()>,
+    /// Tokens of communicators that can be reconfigured, and the rank whose each is, as its ground knows it.
+    homes: BTreeMap<u64, ground::Identity>,
     /// By the attempt's key.
     meetings: HashMap<(u64, u64), Gathering>,
 }
@@ -51,7 +51,10 @@ impl Town {
     /// That of everything in this process that is not simulated.
     pub(crate) fn of_process() -> Arc<Self> {
         static TOWN: OnceLock<Arc<Town>> = OnceLock::new();
-        Arc::clone(TOWN.get_or_init(Arc::default))
+        // Its numbers are not those of a simulation.
+        let given = 1 << 40;
+        let new = || Arc::new(Self { state: Mutex::new(Register { given, ..Register::default() }) });
+        Arc::clone(TOWN.get_or_init(new))
     }
 
     /// A number that was not given before. Like a random one it says nothing about the order, or tests would come to
@@ -81,12 +84,9 @@ impl Town {
     }
 }
 
-/// Where a communicator is found.
+/// Where a communicator is found: the town knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
-    /// The rank whose it is, as its ground knows it.
-    who: ground::Identity,
-}
+struct Place;
 
 /// Known in the town as long as it lives.
 #[derive(Debug)]
@@ -145,8 +145,8 @@ impl SimRegroup {
         // Frames always carry a checksum here, and nobody proves to know a secret.
         let common = Common { checksum: true, secret: false, ..Common::of(&self.options)? };
         let (identity, token) = (self.lineage.identity, town.number());
-        let handle = Handle { identity, token, common, place: Place { who: self.who } }.write("sim")?;
-        town.state.lock().homes.insert(token, ());
+        let handle = Handle { identity, token, common, place: Place }.write("sim")?;
+        town.state.lock().homes.insert(token, self.who);
         Ok(Home { town, token, handle })
     }
 
@@ -174,20 +174,22 @@ impl SimRegroup {
         until: comm_core::Time,
     ) -> Result<MeshBackend> {
         let town = self.ground.town();
-        let members: Vec<ground::Identity> = roster.members.iter().map(|m| m.place.who).collect();
         let key = (roster.key, roster.nonce);
-        let gathering = {
+        let (gathering, members) = {
             let mut state = town.state.lock();
             let away = |r: &usize| !state.homes.contains_key(&roster.members[*r].token);
             let away: Vec<usize> = (0..roster.size()).filter(away).collect();
             if !away.is_empty() {
                 return Err(failed(roster, &gone(&away), &[], away));
             }
+            // Not what a handle says: that may be anything.
+            let members: Vec<ground::Identity> =
+                roster.members.iter().filter_map(|m| state.homes.get(&m.token).copied()).collect();
             let make = || {
                 let meeting = Arc::new(Meeting::new(shares_on(&self.ground, &members, mesh.connect)));
                 Gathering { meeting, connect: mesh.connect, roster: Arc::clone(roster) }
             };
-            state.meetings.entry(key).or_insert_with(make).clone()
+            (state.meetings.entry(key).or_insert_with(make).clone(), members)
         };
         let meeting = &gathering.meeting;
         if gathering.connect != mesh.connect {

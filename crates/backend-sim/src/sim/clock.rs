@@ -139,18 +139,17 @@ pub(crate) struct SimGround {
     core: Arc<Core>,
     /// The probers of endpoints that are being made.
     probers: parking_lot::Mutex<Vec<(usize, Arc<SimProber>)>>,
-    town: Arc<Town>,
 }
 
 impl SimGround {
     pub(crate) fn new(core: Arc<Core>) -> Self {
-        Self { core, probers: parking_lot::Mutex::default(), town: Arc::default() }
+        Self { core, probers: parking_lot::Mutex::default() }
     }
 }
 
 impl Ground for SimGround {
     fn town(&self) -> Arc<Town> {
-        Arc::clone(&self.town)
+        Arc::clone(&self.core.town)
     }
 
     fn pair(&self, a: Identity, b: Identity) -> (Box<dyn Link>, Box<dyn Link>) {

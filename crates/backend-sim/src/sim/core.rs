@@ -25,6 +25,7 @@ use super::net::Pipe;
 use super::outcome::{RankStats, Trouble};
 use super::random::{Digest, Random};
 use crate::ground::Job;
+use crate::regroup::Town;
 
 /// Steps and virtual time that the ranks of a stopped simulation have to end with errors.
 const GRACE_STEPS: u64 = 200_000;
@@ -183,6 +184,8 @@ pub(crate) struct Core {
     /// The simulation is over or was given up: time is real, and threads that are left run as they like.
     free: AtomicBool,
     free_since: OnceLock<(Instant, u64)>,
+    /// Where its communicators are known to each other.
+    pub(crate) town: Arc<Town>,
 }
 
 impl fmt::Debug for Core {
@@ -265,6 +268,7 @@ impl Core {
             ended: Condvar::new(),
             free: AtomicBool::new(false),
             free_since: OnceLock::new(),
+            town: Arc::default(),
         };
         let mut st = core.state.lock();
         for (at, rank, fault) in timed {
