@@ -79,7 +79,7 @@ pub fn work(comms: &[Communicator]) {
         assert!(all.iter().enumerate().all(|(r, v)| *v == r as u32 * 10), "{all:?}");
         let mut got = [0u32];
         if n > 1 {
-            c.send_recv(&[c.rank() as u32], (c.rank() + 1) % n, &mut got, (c.rank() + n - 1) % n).unwrap();
+            c.sendrecv(&[c.rank() as u32], &mut got, (c.rank() + 1) % n, (c.rank() + n - 1) % n).unwrap();
             assert_eq!(got[0] as usize, (c.rank() + n - 1) % n);
         }
     });

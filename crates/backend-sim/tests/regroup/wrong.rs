@@ -68,11 +68,10 @@ pub fn a_dynamic_communicator_takes_no_rank(make: Make) {
 pub fn one_does_not_come(make: Make) {
     for absent in 0..3 {
         let c = some(make, 3);
-        let list = handles(&refs(&c));
         let old = form(&[&c[(absent + 1) % 3], &c[(absent + 2) % 3]]);
         let mut now = refs(&old);
         now.insert(absent, &c[absent]);
-        let list: Vec<String> = now.iter().map(|c| c.init_handle().unwrap()).chain(list.into_iter().take(0)).collect();
+        let list = handles(&now);
         let here: Vec<&Communicator> = now.iter().copied().filter(|x| x.size() == 2).collect();
         let (results, time) = took(|| attempt(uuid(), &here, &list, SHORT));
         for r in results {
