@@ -194,9 +194,10 @@ impl Attempt<'_> {
         gathering.learn(others.map(|(r, m)| (r, peer(&m.place))).collect());
         let none = (0..size).map(|_| None).collect();
         let endpoint = crate::endpoint(self.options, rank, none, Some(gathering.dialer()), mesh.connect)?;
-        gathering.hand_over(&endpoint);
         let connect = mesh.connect;
         MeshBackend::introduced(Arc::clone(&endpoint), self.spec(), rank, mesh, |control| {
+            // Not before the group exists: what comes for it finds it.
+            gathering.hand_over(&endpoint);
             let first = connect.neighbours(rank, size);
             let came = control.await_links(&first, self.left());
             came.and_then(|()| self.introduce(control, &connect.to_string())).map_err(|e| {
@@ -246,7 +247,7 @@ impl Attempt<'_> {
     fn explain(&self, e: &Error, here: &[usize], gathering: &Gathering) -> Error {
         match e.kind() {
             ErrorKind::PeerFailed { rank, .. } => {
-                let why = gathering.trouble(*rank).unwrap_or_else(|| e.kind().to_string());
+                let why = gathering.lost(*rank).unwrap_or_else(|| e.kind().to_string());
                 let what = format!("{} is gone, or has given up: {why}", self.names(&[*rank]));
                 self.failed(&what, here, vec![*rank])
             }
@@ -283,7 +284,11 @@ impl Attempt<'_> {
     }
 
     fn names(&self, ranks: &[usize]) -> String {
-        let name = |r: &usize| format!("rank {r} on {}", self.roster.members[*r].place.host.name);
+        let name = |r: &usize| {
+            // Somebody else's text.
+            let host: String = self.roster.members[*r].place.host.name.chars().take(64).collect();
+            format!("rank {r} on {host}")
+        };
         let mut all: Vec<String> = ranks.iter().take(SHOWN).map(name).collect();
         if ranks.len() > SHOWN {
             all.push(format!("{} more", ranks.len() - SHOWN));

@@ -172,10 +172,14 @@ impl Gathering {
         Unconnected { missing: left.map(|p| (*p, why(p))).collect() }
     }
 
-    /// What is known of the way to a peer that is not connected.
+    /// Why a peer cannot be reached.
+    pub(crate) fn lost(&self, peer: usize) -> Option<String> {
+        self.lobby.state.lock().failed.get(&peer).cloned()
+    }
+
+    /// What goes wrong with a peer that is still being tried.
     pub(crate) fn trouble(&self, peer: usize) -> Option<String> {
-        let state = self.lobby.state.lock();
-        state.failed.get(&peer).or_else(|| state.trouble.get(&peer)).cloned()
+        self.lobby.state.lock().trouble.get(&peer).cloned()
     }
 
     /// Takes the connections that are there, those of peers that nobody waited for included.
