@@ -23,6 +23,7 @@ type Line = (usize, String, Instant);
 struct Crew {
     children: Vec<Child>,
     lines: Receiver<Line>,
+    heard: Vec<Line>,
     tell: Sender<Line>,
     directory: tempfile::TempDir,
     scene: &'static str,
@@ -32,7 +33,7 @@ impl Crew {
     fn start(n: usize, scene: &'static str) -> Self {
         let (tell, lines) = channel();
         let directory = tempfile::tempdir().unwrap();
-        let mut crew = Self { children: Vec::new(), lines, tell, directory, scene };
+        let mut crew = Self { children: Vec::new(), lines, heard: Vec::new(), tell, directory, scene };
         (0..n).for_each(|_| crew.another());
         crew
     }
@@ -59,21 +60,23 @@ impl Crew {
         self.children.push(c);
     }
 
-    /// Waits until each of `who` has said a line that begins with `word`; returns the rest of the lines, in order.
-    fn hear(&self, word: &str, who: &[usize]) -> Vec<(String, Instant)> {
+    /// Waits until each of `who` has said a line that begins with `word`; returns the rest of the lines, in order. What
+    /// others say meanwhile is kept for later.
+    fn hear(&mut self, word: &str, who: &[usize]) -> Vec<(String, Instant)> {
         let until = Instant::now() + LIMIT;
-        let mut got: Vec<Option<(String, Instant)>> = vec![None; who.len()];
-        while got.iter().any(Option::is_none) {
-            let left = until.saturating_duration_since(Instant::now());
-            let Ok((number, line, at)) = self.lines.recv_timeout(left) else {
-                panic!("not all of {who:?} said {word}: {got:?}");
-            };
-            assert!(!line.starts_with("PANIC"), "{number}: {line}");
-            if let (Some(rest), Some(i)) = (line.strip_prefix(word), who.iter().position(|w| *w == number)) {
-                got[i] = Some((rest.trim().to_owned(), at));
+        loop {
+            let said = |w: &usize| self.heard.iter().find(|(n, line, _)| n == w && line.starts_with(word));
+            let got: Vec<&Line> = who.iter().filter_map(said).collect();
+            if got.len() == who.len() {
+                return got.into_iter().map(|(_, line, at)| (line[word.len()..].trim().to_owned(), *at)).collect();
             }
+            let left = until.saturating_duration_since(Instant::now());
+            let Ok(line) = self.lines.recv_timeout(left) else {
+                panic!("not all of {who:?} said {word}: {:?}", self.heard);
+            };
+            assert!(!line.1.starts_with("PANIC"), "{}: {}", line.0, line.1);
+            self.heard.push(line);
         }
-        got.into_iter().flatten().collect()
     }
 
     fn kill(&self, number: usize) -> Instant {
