@@ -36,8 +36,19 @@ scenes!(wrong:
     members_that_do_not_fit_together,
     a_dynamic_communicator_takes_no_rank,
     one_does_not_come,
+    one_does_not_come_to_a_world_with_few_links,
     uuids_that_differ,
     two_go_during_an_attempt,
     one_is_gone_already,
     attempts_side_by_side,
 );
+
+/// A world that was never dynamic, and whose rank 0 goes.
+#[test]
+fn any_world_goes_on_without_its_rank_0() {
+    let mut world = backend_sim::world(4, &regroup::options()).unwrap();
+    drop(world.remove(0));
+    let rest = regroup::form(&regroup::refs(&world));
+    assert_eq!(rest[0].generation(), 1);
+    regroup::end(&rest);
+}

@@ -126,7 +126,8 @@ fn an_attempt_ends_when_its_time_is_up() {
                 ErrorKind::Bootstrap { missing, .. } => assert_eq!(missing, &[1], "{e}"),
                 _ => panic!("{e}"),
             }
-            assert!(clock.now().since(began) >= half / 2);
+            // By the clock of who came first.
+            assert!(clock.now().since(began) + Duration::from_secs(1) >= half / 2);
         }
         let new = comm.reconfigure(2, &list, half, &[])?;
         let total = sum(&new)?;

@@ -30,6 +30,9 @@ use crate::wire::Greeting;
 const LONGER: Duration = Duration::from_secs(2);
 /// The longest time for an attempt: [`Instant`] cannot hold everything that [`Duration`] can.
 const DAY: Duration = Duration::from_secs(86_400);
+/// In a world with few links those who miss a neighbour give up this much earlier, or an eighth of the time that is left:
+/// so that the others hear who is missing before they find out that somebody must be.
+const EARLIER: Duration = Duration::from_secs(1);
 /// Members that are named in an error.
 const SHOWN: usize = 8;
 
@@ -199,7 +202,9 @@ impl Attempt<'_> {
             // Not before the group exists: what comes for it finds it.
             gathering.hand_over(&endpoint);
             let first = connect.neighbours(rank, size);
-            let came = control.await_links(&first, self.left());
+            let left = self.left();
+            let sparse = first.len() + 1 < size;
+            let came = control.await_links(&first, if sparse { left - EARLIER.min(left / 8) } else { left });
             came.and_then(|()| self.introduce(control, &connect.to_string())).map_err(|e| {
                 let e = self.explain(&e, &control.linked(), &gathering);
                 // The others need not wait for this rank, and hear what it knows.

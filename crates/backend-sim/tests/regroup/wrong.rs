@@ -87,6 +87,22 @@ pub fn one_does_not_come(make: Make) {
     }
 }
 
+/// The same where most members have no link to the one that does not come.
+pub fn one_does_not_come_to_a_world_with_few_links(make: Make) {
+    for absent in [0, 3] {
+        let c: Vec<Communicator> = (0..6).map(|_| make(options().hint("connect", "ring")).unwrap()).collect();
+        let list = handles(&refs(&c));
+        let here: Vec<&Communicator> = c.iter().enumerate().filter(|(r, _)| *r != absent).map(|(_, c)| c).collect();
+        let (results, time) = took(|| attempt(uuid(), &here, &list, 2 * SHORT));
+        for r in results {
+            let e = r.unwrap_err();
+            assert_eq!(missing(&e), [absent], "{e}");
+        }
+        assert!(time > SHORT && time < 2 * SHORT + Duration::from_secs(5), "{time:?}");
+        retry(&refs(&c));
+    }
+}
+
 /// Each means another attempt: both find the other missing.
 pub fn uuids_that_differ(make: Make) {
     let c = some(make, 2);
