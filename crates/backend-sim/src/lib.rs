@@ -35,7 +35,9 @@
 
 mod fabric;
 mod ground;
+mod meeting;
 mod ranks;
+mod regroup;
 mod sim;
 mod wires;
 
@@ -46,6 +48,7 @@ use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Erro
 use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Patience};
 
 use crate::ground::{Ground, Identity, here};
+use crate::regroup::SimRegroup;
 use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
@@ -73,11 +76,17 @@ pub fn register() {
 /// Joins the world of the options' name in this process. Collective: `size` threads call it with the
 /// ranks 0 to `size - 1`.
 ///
+/// With [`CommOptions::dynamic`] nobody is met: the communicator has no members before it is reconfigured, and neither
+/// rank nor size.
+///
 /// # Errors
 ///
 /// `InvalidArgument` without rank and size, or for a rank that has joined already or another world
 /// size; `Bootstrap` when not all ranks join within the bootstrap timeout, naming the missing.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
+    if options.dynamic {
+        return Communicator::from_backend(Arc::new(SimRegroup::empty(&options)?), Device::CPU, options);
+    }
     let (Some(rank), Some(size)) = (options.rank, options.size) else {
         return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
     };
@@ -89,7 +98,7 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
         ));
     }
     let connect = MeshOptions::of(&options)?.connect;
-    let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout)?;
+    let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout, &options.clock)?;
     let (ground, _) = here();
     let members: Vec<Identity> = (0..size as Identity).collect();
     assemble(&ground, &members, rank, share, options)
@@ -123,7 +132,22 @@ fn assemble(
     share: Share,
     options: CommOptions,
 ) -> Result<Communicator> {
-    let mesh = MeshOptions::of(&options)?;
+    let regroup = SimRegroup::new(ground, members[rank], &options);
+    let id = Fnv::hash(options.effective_name().as_bytes());
+    let backend = mesh(ground, members, (rank, share), &options, (id, 0), regroup)?;
+    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+}
+
+/// The backend of a rank's communicator with this id and generation.
+fn mesh(
+    ground: &Arc<dyn Ground>,
+    members: &[Identity],
+    (rank, share): (usize, Share),
+    options: &CommOptions,
+    (id, generation): (u64, u32),
+    regroup: Arc<SimRegroup>,
+) -> Result<MeshBackend> {
+    let mesh = MeshOptions::of(options)?;
     let me = members[rank];
     ground.check(me)?;
     let Share { row: links, wires } = share;
@@ -147,14 +171,8 @@ fn assemble(
     info.transport = "in-process".into();
     info.hints = MESH_HINTS;
     info.hosts = vec!["localhost".into(); size];
+    info.generation = generation;
     let name = options.effective_name();
-    let spec = GroupSpec {
-        id: Fnv::hash(name.as_bytes()),
-        generation: 0,
-        name: name.into(),
-        members: (0..size).collect(),
-        window: WINDOW,
-    };
-    let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
-    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+    let spec = GroupSpec { id, generation, name: name.into(), members: (0..size).collect(), window: WINDOW };
+    Ok(MeshBackend::new(endpoint, spec, info, mesh)?.with_regroup(regroup))
 }

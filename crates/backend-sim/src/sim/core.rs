@@ -21,6 +21,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::Settings;
 use super::outcome::Trouble;
 use super::state::{Due, Run, State, Step, Thread, Todo, Unit, stopped};
+use crate::regroup::Town;
 
 /// Where a thread of the simulation waits for its turn.
 #[derive(Default)]
@@ -52,6 +53,8 @@ pub(crate) struct Core {
     /// The simulation is over or was given up: time is real, and threads that are left run as they like.
     free: AtomicBool,
     free_since: OnceLock<(Instant, u64)>,
+    /// Where its communicators are known to each other.
+    pub(crate) town: Arc<Town>,
 }
 
 impl fmt::Debug for Core {
@@ -88,6 +91,7 @@ impl Core {
             ended: Condvar::new(),
             free: AtomicBool::new(false),
             free_since: OnceLock::new(),
+            town: Arc::default(),
         };
         Arc::new(core)
     }

@@ -20,7 +20,8 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    (Gathering::open(Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until }).unwrap(), addr)
+    let setup = Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until, patient: false };
+    (Gathering::open(setup).unwrap(), addr)
 }
 
 fn at(addrs: &[SocketAddr], same_host: bool) -> Peer {

@@ -105,11 +105,11 @@ impl MeshBackend {
             members: ranks.iter().map(|r| self.spec.members[*r]).collect(),
             ..self.spec.clone()
         };
-        self.descend(ranks, spec)
+        self.descend(ranks, spec, options)
     }
 
     /// A mesh of some of this one's members, in the order of `ranks`.
-    pub(super) fn descend(&self, ranks: &[usize], spec: GroupSpec) -> Result<Self> {
+    pub(super) fn descend(&self, ranks: &[usize], spec: GroupSpec, options: MeshOptions) -> Result<Self> {
         let rank = ranks
             .iter()
             .position(|r| *r == self.info.rank)
@@ -124,7 +124,10 @@ impl MeshBackend {
         info.local_size = places.iter().filter(|h| **h == places[rank]).count();
         info.hosts = hosts;
         info.host_of = places;
-        Self::new(Arc::clone(&self.endpoint), spec, info, options)
+        let regroup = self.regroup.as_ref().map(|r| r.branch(&spec.name, spec.generation));
+        let mut child = Self::new(Arc::clone(&self.endpoint), spec, info, options)?;
+        child.regroup = regroup;
+        Ok(child)
     }
 
     /// Everybody's bytes, as many from each rank, gathered as a collective of its own number, so that ranks that

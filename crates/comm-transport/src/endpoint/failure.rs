@@ -222,9 +222,12 @@ impl State {
         }
         match f.error.kind() {
             ErrorKind::PeerFailed { rank, .. } if *rank == group.rank => told(),
-            ErrorKind::PeerFailed { .. } | ErrorKind::Corrupt { .. } | ErrorKind::Aborted { .. } => {
-                f.error.kind().clone().into()
-            }
+            ErrorKind::PeerFailed { .. }
+            | ErrorKind::Corrupt { .. }
+            | ErrorKind::Aborted { .. }
+            // These say the same of all members: that there is a newer communicator, or that it came to none.
+            | ErrorKind::StaleGeneration { .. }
+            | ErrorKind::Bootstrap { .. } => f.error.kind().clone().into(),
             _ if f.origin == group.rank => f.error.clone(),
             // All who wait in a monitored barrier learn the same, whoever's time was up first.
             ErrorKind::Timeout { missing, .. } if !missing.contains(&group.rank) && is_barrier(own, &f.error) => {

@@ -129,6 +129,8 @@ impl State {
     /// A link to `p` has come: what was waiting for it goes out, and what `p` may have missed.
     pub(crate) fn linked(&mut self, p: usize) {
         self.moved = true;
+        // Somebody may be waiting for the link itself.
+        self.ended = true;
         for g in self.groups_of(p) {
             if let Some(f) = self.group(g).and_then(|g| g.failed.clone()) {
                 self.tell_failure_to(g, &f, &[p]);
