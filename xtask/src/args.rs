@@ -56,7 +56,9 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
         },
         "fuzz" => fuzz(rest).map(Command::Fuzz),
         "bench" => bench(rest).map(Command::Bench),
-        other => Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, bench, help")),
+        other => {
+            Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, bench, help"))
+        }
     }
 }
 
@@ -111,7 +113,8 @@ fn fuzz(args: &[String]) -> Result<Fuzz, String> {
 fn bench(args: &[String]) -> Result<Bench, String> {
     let names = || bench::Name::ALL.map(bench::Name::name).join(", ");
     let Some((name, rest)) = args.split_first() else { return Err(format!("bench needs a name: {}", names())) };
-    let name = bench::Name::from_name(name).ok_or_else(|| format!("no bench is called '{name}'; known: {}", names()))?;
+    let name =
+        bench::Name::from_name(name).ok_or_else(|| format!("no bench is called '{name}'; known: {}", names()))?;
     let mut chosen = Bench { name, quick: false, out: None };
     let mut rest = rest.iter();
     while let Some(arg) = rest.next() {
