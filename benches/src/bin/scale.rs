@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use benches::scale::measure::{Measured, measure};
 use benches::scale::report::{Report, seconds};
-use benches::scale::{Budget, Case, Fit, Model, Row, algorithms};
+use benches::scale::{Budget, Case, Fit, Mode, Model, Row, algorithms};
 use collectives::Algorithm;
 use rustcomms::{Error, Operation, Result, launch};
 use serde_json::Value;
@@ -26,9 +26,14 @@ const WORLDS: [usize; 22] =
     [2, 3, 4, 5, 7, 8, 12, 16, 32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4095, 4096, 10_000, 32_768, 100_000];
 const FEW_WORLDS: [usize; 9] = [2, 4, 7, 16, 64, 100, 1024, 4096, 100_000];
 
-/// Largest world of an ordered reduction: each of its ranks looks through all others when it starts, which takes a simulation of
-/// all of them the square of the world.
-const MOST_ORDERED: usize = 10_000;
+/// Largest world of which all ranks are run where each does something for every other when it starts: looks whether it is the root, or
+/// copies its block. That takes a simulation the square of the world.
+const MOST_SQUARE: usize = 10_000;
+
+fn is_left_out(case: &Case, budget: Budget) -> bool {
+    let square = matches!(case.algorithm, Algorithm::ReduceOrdered | Algorithm::ReduceScatterHalving);
+    square && case.n > MOST_SQUARE && matches!(case.mode(budget), Mode::All | Mode::Line)
+}
 
 /// Rows at a time: some take gigabytes.
 const THREADS: usize = 2;
@@ -164,7 +169,7 @@ fn main() -> Result<ExitCode> {
         None if options.quick => Budget::QUICK,
         None => Budget::FULL,
     };
-    let rows = cost(&cases(options.quick), model, budget)?;
+    let rows = cost(&cases(options.quick, budget), model, budget)?;
     let report = Report { context: context(), model, measured, budget, rows };
     let out = options.out.unwrap_or_else(|| PathBuf::from("benches/results"));
     std::fs::create_dir_all(&out).map_err(|e| Error::io(format!("making {}", out.display()), &e))?;
@@ -185,7 +190,7 @@ fn write(file: &Path, text: &str) -> Result<()> {
     std::fs::write(file, text).map_err(|e| Error::io(format!("writing {}", file.display()), &e))
 }
 
-fn cases(quick: bool) -> Vec<Case> {
+fn cases(quick: bool, budget: Budget) -> Vec<Case> {
     let worlds: &[usize] = if quick { &FEW_WORLDS } else { &WORLDS };
     let mut cases = Vec::new();
     for a in algorithms() {
@@ -195,8 +200,7 @@ fn cases(quick: bool) -> Vec<Case> {
             _ => &SIZES,
         };
         for &bytes in sizes {
-            let most = if a == Algorithm::ReduceOrdered { MOST_ORDERED } else { usize::MAX };
-            cases.extend(worlds.iter().filter(|n| **n <= most).map(|&n| Case::new(a, n, bytes)));
+            cases.extend(worlds.iter().map(|&n| Case::new(a, n, bytes)).filter(|c| !is_left_out(c, budget)));
         }
     }
     cases

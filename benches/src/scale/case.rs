@@ -253,12 +253,13 @@ impl Case {
             Algorithm::AllReduceRing => 2 * n * ((self.bytes / UNIT) as u64).min(n).max(n / 8),
             Algorithm::AllReduceRabenseifner => 2 * n * rounds,
             Algorithm::AllReduceRecursiveDoubling
-            | Algorithm::ReduceScatterHalving
-            | Algorithm::AllGatherBruck
-            | Algorithm::AllToAllBruck
             | Algorithm::ScanRecursiveDoubling
             | Algorithm::ExscanRecursiveDoubling
             | Algorithm::BarrierDissemination => n * rounds,
+            // Each copies all blocks besides.
+            Algorithm::ReduceScatterHalving | Algorithm::AllGatherBruck | Algorithm::AllToAllBruck => {
+                n * rounds + n * n / 8
+            }
             Algorithm::AllReduceDirect
             | Algorithm::ReduceScatterDirect
             | Algorithm::ReduceScatterRing

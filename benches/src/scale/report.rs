@@ -217,7 +217,8 @@ What was run are the library's schedules, {} rows:
   in a line. Tests show times within 3 %.
 
 {} rows were also run with real data, and each rank's result was right.
-Left out: reduce by ordered folds above 10,000 ranks, where simulating the start of all ranks takes the square of the world.
+Left out: above 10,000 ranks reduce by ordered folds, and reduce_scatter by halving where one rank cannot stand for all: each rank does something for
+every other when it starts, so that simulating all takes the square of the world.
 With blocks of one length all_gather_v, reduce_scatter_v, gather_v and scatter_v run the schedules of all_gather, reduce_scatter, gather and scatter.
 ",
             self.rows.len(),
