@@ -168,18 +168,16 @@ impl Drop for Handle {
         }
         let Some(from) = i.leave(HandleState::Closed) else { return };
         let replaced = || matches!(i.failure().map(|e| e.kind().name()), Some("StaleGeneration"));
-        {
-            // A world of one has nobody to leave in the lurch.
-            if from == HandleState::Live && i.size() > 1 && !replaced() {
-                tracing::warn!(comm = %i.name, rank = i.rank(), "communicator dropped without finalize; peers that still need this rank get PeerFailed");
-            }
-            if matches!(from, HandleState::Live | HandleState::Fresh) && std::thread::panicking() {
-                // The others should not read that it was closed when it was a bug.
-                let kind = ErrorKind::Aborted { rank: i.rank(), cause: "its thread panicked".into() };
-                i.backend.abort(&Error::new(kind).with_context(|| i.context(None, None)));
-            }
-            i.backend.close();
+        // A world of one has nobody to leave in the lurch.
+        if from == HandleState::Live && i.size() > 1 && !replaced() {
+            tracing::warn!(comm = %i.name, rank = i.rank(), "communicator dropped without finalize; peers that still need this rank get PeerFailed");
         }
+        if matches!(from, HandleState::Live | HandleState::Fresh) && std::thread::panicking() {
+            // The others should not read that it was closed when it was a bug.
+            let kind = ErrorKind::Aborted { rank: i.rank(), cause: "its thread panicked".into() };
+            i.backend.abort(&Error::new(kind).with_context(|| i.context(None, None)));
+        }
+        i.backend.close();
     }
 }
 
