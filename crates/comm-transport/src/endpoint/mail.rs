@@ -75,12 +75,11 @@ impl Endpoint {
             st.open_mail();
             self.watch_writability(&mut st);
             self.settle(st);
-            return;
-        }
-        // Who has the lock looks in its next pass, unless it makes no further one.
-        if self.poller.load(Ordering::SeqCst) {
+        } else if self.poller.load(Ordering::SeqCst) {
+            // Who has the lock looks in its next pass, unless it makes no further one.
             self.notify.wake();
         }
+        // There may be timers now that nobody else knows of: the end of a link, say, that was read just now.
         self.notify.engine.kick();
     }
 }
