@@ -61,6 +61,24 @@ fn a_rank_that_stops_among_long_messages_learns_it_too() {
     }
 }
 
+/// The world has failed by then, so nobody's calls need the one that stops; finding the survivors does.
+#[test]
+fn a_rank_that_stops_when_the_survivors_are_to_be_found_is_none() {
+    let mut w = World::start(5, SECOND, &[]);
+    w.signal(1, Signal::KILL);
+    for r in [0, 2, 3, 4] {
+        let said = w.ask(r, "reduce");
+        assert_eq!(said, "ERR PeerFailed 1 Killed", "rank {r}");
+    }
+    w.signal(3, Signal::STOP);
+    for r in [0, 2, 4] {
+        w.tell(r, "shrink");
+    }
+    for r in [0, 2, 4] {
+        assert_eq!(w.hear(r).0, "OK [0, 2, 4]", "rank {r}");
+    }
+}
+
 #[test]
 fn a_short_stop_goes_unnoticed() {
     let mut w = World::start(3, 2 * SECOND, &[]);

@@ -175,6 +175,13 @@ pub fn child() {
             "operator" => operator(&comm, Duration::from_millis(number)),
             "stream" => stream(&comm, number as usize),
             "loop" => calls(&comm, Duration::from_millis(number)),
+            "shrink" => match comm.shrink(LIMIT).and_then(|smaller| sum(&smaller).map(|()| smaller)) {
+                Ok(smaller) => {
+                    say(&format!("OK {:?}", smaller.ranks()));
+                    continue;
+                }
+                Err(e) => Err(e),
+            },
             "cause" => comm.cause().map_or(Ok(()), Err),
             "finalize" => comm.finalize(LIMIT),
             "burn" => {

@@ -159,10 +159,13 @@ impl State {
         self.ended = true;
     }
 
-    /// Whether a group that goes on needs `p` alive: it has not got to its end there.
+    /// Whether a group that goes on needs `p` alive: it has not got to its end there, or its survivors are being agreed on.
     fn is_needed(&self, p: usize) -> bool {
         self.groups.iter().flatten().any(|g| {
-            let Some(rank) = g.rank_of(p).filter(|_| g.failed.is_none() && !g.over) else { return false };
+            let Some(rank) = g.rank_of(p) else { return false };
+            if g.failed.is_some() || g.over {
+                return g.agreement.waits();
+            }
             match g.gone[rank] {
                 None => true,
                 Some(Gone::Finalized) => g.left.is_some() && !g.farewell[rank],

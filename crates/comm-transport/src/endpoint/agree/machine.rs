@@ -283,6 +283,11 @@ impl Agreement {
         }
     }
 
+    /// The program waits for a decision.
+    pub(in crate::endpoint) fn waits(&self) -> bool {
+        self.here && !self.left && !self.is_out()
+    }
+
     /// This rank leaves the group.
     pub(in crate::endpoint) fn leave(&mut self) {
         self.left = true;
