@@ -224,6 +224,7 @@ fn proven() -> Vec<String> {
         item!(comm_core::Operation),
         value!(comm_core::Operation::name),
         variant!(comm_core::ErrorKind, Unsupported),
+        variant!(comm_core::ErrorKind, StaleGeneration),
         variant!(comm_core::ErrorKind, Mismatch),
         // Observers
         item!(comm_core::Observer),
