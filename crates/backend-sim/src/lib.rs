@@ -16,7 +16,9 @@
 //! ```
 
 mod fabric;
+mod ground;
 mod ranks;
+mod sim;
 mod wires;
 
 use std::sync::Arc;
@@ -25,9 +27,14 @@ use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
 use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, Fnv, Result, register_backend};
 use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Patience};
 
+use crate::ground::{Ground, Identity, here};
 use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
+pub use sim::{
+    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, Simulation, Stats, Trouble,
+    When,
+};
 
 /// Bytes per peer that may be under way before they are received.
 const WINDOW: u64 = 4 << 20;
@@ -58,7 +65,9 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     };
     let connect = MeshOptions::of(&options)?.connect;
     let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout)?;
-    assemble(rank, share, options)
+    let (ground, _) = here();
+    let members: Vec<Identity> = (0..size as Identity).collect();
+    assemble(&ground, &members, rank, share, options)
 }
 
 /// A world of `size` communicators, ready to be given to threads.
@@ -70,27 +79,41 @@ pub fn world(size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
     if size == 0 {
         return Err(Error::invalid("a world has at least one rank"));
     }
-    let shares = wires::shares(size, MeshOptions::of(options)?.connect);
-    let make = |(r, share)| assemble(r, share, options.clone().rank_and_size(r, size));
+    let (ground, _) = here();
+    world_on(&ground, size, options)
+}
+
+fn world_on(ground: &Arc<dyn Ground>, size: usize, options: &CommOptions) -> Result<Vec<Communicator>> {
+    let members: Vec<Identity> = (0..size as Identity).collect();
+    let shares = wires::shares_on(ground, &members, MeshOptions::of(options)?.connect);
+    let make = |(r, share)| assemble(ground, &members, r, share, options.clone().rank_and_size(r, size));
     shares.into_iter().enumerate().map(make).collect()
 }
 
-fn assemble(rank: usize, share: Share, options: CommOptions) -> Result<Communicator> {
+/// A rank's communicator over all members of a world, out of its share of the links.
+fn assemble(
+    ground: &Arc<dyn Ground>,
+    members: &[Identity],
+    rank: usize,
+    share: Share,
+    options: CommOptions,
+) -> Result<Communicator> {
     let mesh = MeshOptions::of(&options)?;
+    let me = members[rank];
+    ground.check(me)?;
     let Share { row: links, wires } = share;
     let size = links.len();
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let endpoint = Endpoint::new(
-        rank,
-        links,
-        EndpointOptions {
-            checksum: true,
-            patience: Patience::fitting(size, cores),
-            dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
-            connect: mesh.connect,
-            ..EndpointOptions::new(Arc::clone(&options.clock))
-        },
-    )?;
+    let settings = EndpointOptions {
+        checksum: true,
+        patience: Patience::fitting(size, cores),
+        dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
+        connect: mesh.connect,
+        ..EndpointOptions::new(Arc::clone(&options.clock))
+    };
+    let settings = ground.endpoint_options(me, members, settings);
+    let endpoint = Endpoint::new(rank, links, settings.clone())?;
+    ground.made(me, &endpoint, &settings);
     if let Some(w) = &wires {
         w.register(rank, &endpoint);
     }

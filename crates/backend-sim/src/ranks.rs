@@ -218,11 +218,17 @@ impl Rank {
 
 /// The calls that have begun and not ended, by communicator and number.
 #[derive(Default)]
-struct Calls(Mutex<BTreeMap<(String, u64), String>>);
+pub(crate) struct Calls(Mutex<BTreeMap<(String, u64), String>>);
 
 impl Observer for Rank {
     fn event(&self, event: &Event<'_>, _: Time) {
-        let mut calls = self.calls.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.calls.note(event);
+    }
+}
+
+impl Calls {
+    pub(crate) fn note(&self, event: &Event<'_>) {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
             Event::Enqueued(c) => {
                 let number = match c.number {

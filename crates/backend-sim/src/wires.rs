@@ -1,21 +1,16 @@
-//! Pipes between the ranks of a world: those it starts with, and those that data asks for later.
-//!
-//! One thread per process makes the later ones, because an endpoint asks with its lock held and the pipe's other end
-//! belongs to another endpoint.
+//! Links between the ranks of a world: those it starts with, and those that data asks for later.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use comm_core::{Error, Result};
-use comm_transport::{Connect, Dialer, Endpoint, Link, MemLink};
+use comm_core::Result;
+use comm_transport::{Connect, Dialer, Endpoint, Link};
 use parking_lot::Mutex;
 
-pub(crate) type Row = Vec<Option<Box<dyn Link>>>;
+use crate::ground::{Ground, Identity, here};
 
-/// A world, and the two ranks that are to be joined.
-type Request = (Weak<Wires>, usize, usize);
+pub(crate) type Row = Vec<Option<Box<dyn Link>>>;
 
 /// What a rank gets: its links, and who makes more.
 pub(crate) struct Share {
@@ -23,8 +18,11 @@ pub(crate) struct Share {
     pub(crate) wires: Option<Arc<Wires>>,
 }
 
-/// The pipes of one world.
+/// The links of one world.
 pub(crate) struct Wires {
+    ground: Arc<dyn Ground>,
+    /// By rank.
+    members: Vec<Identity>,
     state: Mutex<State>,
 }
 
@@ -42,27 +40,37 @@ impl fmt::Debug for Wires {
     }
 }
 
-/// The shares of all ranks of a world.
+/// The shares of all ranks of a world on the ground under the calling thread, whose ranks have been nothing before.
 pub(crate) fn shares(size: usize, connect: Connect) -> Vec<Share> {
+    let (ground, _) = here();
+    shares_on(&ground, &(0..size as Identity).collect::<Vec<_>>(), connect)
+}
+
+/// The shares of all ranks of a world.
+pub(crate) fn shares_on(ground: &Arc<dyn Ground>, members: &[Identity], connect: Connect) -> Vec<Share> {
+    let size = members.len();
     let mut rows: Vec<Row> = (0..size).map(|_| (0..size).map(|_| None).collect()).collect();
     let mut made = BTreeSet::new();
     let pairs = (0..size).flat_map(|a| connect.neighbours(a, size).into_iter().map(move |b| (a, b)));
     for (a, b) in pairs.filter(|(a, b)| a < b) {
-        let (x, y) = MemLink::pair();
-        rows[a][b] = Some(Box::new(x));
-        rows[b][a] = Some(Box::new(y));
+        let (x, y) = ground.pair(members[a], members[b]);
+        rows[a][b] = Some(x);
+        rows[b][a] = Some(y);
         made.insert((a, b));
     }
     let sparse = made.len() < size * size.saturating_sub(1) / 2;
     let state = State { endpoints: vec![None; size], made, early: Vec::new() };
-    let wires = sparse.then(|| Arc::new(Wires { state: Mutex::new(state) }));
+    let ground = Arc::clone(ground);
+    let wires = sparse.then(|| Arc::new(Wires { ground, members: members.to_vec(), state: Mutex::new(state) }));
     rows.into_iter().map(|row| Share { row, wires: wires.clone() }).collect()
 }
 
 impl Wires {
     /// What rank `rank`'s endpoint dials with.
     pub(crate) fn dialer(self: &Arc<Self>, rank: usize) -> Result<Arc<dyn Dialer>> {
-        Ok(Arc::new(Plug { rank, wires: Arc::clone(self), requests: electrician()? }))
+        // What could fail fails now, not when a call needs a link.
+        self.ground.later(Box::new(|| ()))?;
+        Ok(Arc::new(Plug { rank, wires: Arc::clone(self) }))
     }
 
     /// Rank `rank` has made its endpoint.
@@ -89,11 +97,11 @@ impl Wires {
         drop(state);
         match (from.upgrade(), to.upgrade()) {
             (Some(from), Some(to)) => {
-                let (x, y) = MemLink::pair();
-                // Pipes in memory have no descriptor that could fail to be watched.
-                let _ = (from.attach(b, Box::new(x)), to.attach(a, Box::new(y)));
+                let (x, y) = self.ground.pair(self.members[a], self.members[b]);
+                // Links in memory have no descriptor that could fail to be watched.
+                let _ = (from.attach(b, x), to.attach(a, y));
             }
-            (Some(from), None) => from.unreachable(b, "its thread has ended"),
+            (Some(from), None) => from.lost_process(b),
             (None, _) => {}
         }
     }
@@ -102,7 +110,6 @@ impl Wires {
 struct Plug {
     rank: usize,
     wires: Arc<Wires>,
-    requests: Sender<Request>,
 }
 
 impl fmt::Debug for Plug {
@@ -113,30 +120,13 @@ impl fmt::Debug for Plug {
 
 impl Dialer for Plug {
     fn dial(&self, peer: usize) {
-        // The thread lives as long as the process.
-        let _ = self.requests.send((Arc::downgrade(&self.wires), self.rank, peer));
-    }
-}
-
-/// Where requests for pipes go.
-fn electrician() -> Result<Sender<Request>> {
-    static REQUESTS: OnceLock<Mutex<Option<Sender<Request>>>> = OnceLock::new();
-    let mut slot = REQUESTS.get_or_init(|| Mutex::new(None)).lock();
-    if let Some(s) = &*slot {
-        return Ok(s.clone());
-    }
-    let (tx, rx) = channel::<Request>();
-    let work = move || {
-        while let Ok((wires, a, b)) = rx.recv() {
+        let (wires, me) = (Arc::downgrade(&self.wires), self.rank);
+        let connect = move || {
             if let Some(wires) = wires.upgrade() {
-                wires.connect(a, b);
+                wires.connect(me, peer);
             }
-        }
-    };
-    std::thread::Builder::new()
-        .name("rustcomms-wires".into())
-        .spawn(work)
-        .map_err(|e| Error::io("starting the thread that makes pipes", &e))?;
-    *slot = Some(tx.clone());
-    Ok(tx)
+        };
+        // It worked when this object was made.
+        let _ = self.wires.ground.later(Box::new(connect));
+    }
 }

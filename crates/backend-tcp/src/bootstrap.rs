@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use comm_core::{CommOptions, Context, Control, Error, ErrorKind, Fnv, Result};
 use comm_store::{Place, discover};
-use comm_transport::{Connect, Dialer, Endpoint, PROTOCOL};
+use comm_transport::{Connect, Dialer, Endpoint, PROTOCOL, Prober};
 
 use crate::address::{InterfaceFilter, candidates, listen, published};
 use crate::connector::{Gathering, Peer, Setup, Unconnected};
@@ -109,7 +109,8 @@ impl Seeker {
         let until = until.max(Instant::now() + timeout.min(CONNECT));
         let me = Greeting { key: Fnv::hash(seat.key.as_bytes()), nonce: seat.nonce, from: rank as u32, to: 0, code: 0 };
         let gathering =
-            Gathering::open(Setup { me, size, secret, listener, until }).map_err(|e| rendezvous.report(&seat, e))?;
+            Gathering::open(Setup { me, size, secret, listener, heartbeat: options.heartbeat_timeout, until })
+                .map_err(|e| rendezvous.report(&seat, e))?;
         Ok(World { rank, size, connect, filter, rendezvous, seat, gathering, near: BTreeMap::new(), until })
     }
 }
@@ -212,7 +213,8 @@ impl World {
         let own = &self.rendezvous.card;
         let peer = |c: &Card| {
             let same_host = own.host.same(&c.host);
-            Peer { addrs: candidates(&own.addrs, &c.addrs, same_host, &self.filter), same_host }
+            let process = c.life.process(&c.host, &own.life, &own.host);
+            Peer { addrs: candidates(&own.addrs, &c.addrs, same_host, &self.filter), same_host, process }
         };
         self.gathering.learn(cards.map(|c| (c.rank, peer(c))).collect());
     }
@@ -220,6 +222,11 @@ impl World {
     /// What makes further connections for the endpoint.
     pub(crate) fn dialer(&self) -> Arc<dyn Dialer> {
         self.gathering.dialer()
+    }
+
+    /// What asks silent peers for a sign of life.
+    pub(crate) fn prober(&self) -> Arc<dyn Prober> {
+        self.gathering.prober()
     }
 
     /// Further connections go to `endpoint`; the world ends with it.

@@ -34,7 +34,7 @@ use collectives::{MESH_HINTS, MeshBackend, MeshOptions};
 use comm_core::{
     BackendInfo, CommOptions, Communicator, Device, DeviceKind, Error, ErrorKind, Fnv, Result, register_backend,
 };
-use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, SocketLink};
+use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link, Patience, Prober, SocketLink};
 
 use self::bootstrap::{Seeker, World, in_bootstrap};
 use self::host::Host;
@@ -77,7 +77,7 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
     let seeker = Seeker::identify(&options)?;
     let (rank, size) = (seeker.rank, seeker.size);
     let backend = if size == 1 {
-        let endpoint = endpoint(&options, rank, vec![None], None, mesh.connect)?;
+        let endpoint = endpoint(&options, rank, vec![None], None, None, mesh.connect)?;
         let spec = spec(&options, &Seeker::lonely_key(&options), size);
         MeshBackend::new(endpoint, spec, info(rank, &[Host::this()]), mesh)?
     } else {
@@ -96,7 +96,8 @@ fn join(
 ) -> Result<MeshBackend> {
     // The others are told before the connections are closed: who sees that asks for the reason.
     let sockets = world.connect().map_err(|e| world.report(e))?;
-    let endpoint = endpoint(options, rank, sockets, Some(world.dialer()), mesh.connect);
+    let (dialer, prober) = (Some(world.dialer()), Some(world.prober()));
+    let endpoint = endpoint(options, rank, sockets, dialer, prober, mesh.connect);
     let endpoint = endpoint.map_err(|e| world.report(e))?;
     world.hand_over(&endpoint);
     let spec = spec(options, world.key(), size);
@@ -117,6 +118,7 @@ fn endpoint(
     rank: usize,
     sockets: Vec<Option<TcpStream>>,
     dialer: Option<Arc<dyn Dialer>>,
+    prober: Option<Arc<dyn Prober>>,
     connect: Connect,
 ) -> Result<Arc<Endpoint>> {
     let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(sockets.len());
@@ -130,7 +132,8 @@ fn endpoint(
     // Until it is known who else is on this host.
     let patience = patience(links.len());
     let rest = EndpointOptions::new(Arc::clone(&options.clock));
-    Endpoint::new(rank, links, EndpointOptions { checksum, patience, dialer, connect, ..rest })
+    let heartbeat = options.heartbeat_timeout;
+    Endpoint::new(rank, links, EndpointOptions { checksum, patience, dialer, connect, heartbeat, prober, ..rest })
 }
 
 fn patience(local_size: usize) -> Patience {

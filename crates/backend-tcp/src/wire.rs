@@ -3,12 +3,17 @@
 //! The dialer sends a greeting; the acceptor checks it and answers with one as long; if the answer accepts, the dialer
 //! confirms with one byte, and only then do both ends use the connection. Without the confirmation, an answer that
 //! comes too late would leave the two with different ideas of which of several connections is theirs.
+//!
+//! A dialer that only wants to know whether the other process runs says so in its greeting ([`PROBE`]), and is answered and
+//! hung up on at once.
 
 use comm_transport::PROTOCOL;
 
 const MAGIC: [u8; 8] = *b"RCOMMS\r\n";
 /// Length of a greeting and of its answer.
 pub(crate) const GREETING: usize = 40;
+/// In place of a number of attempt: the dialer wants no connection, only to know whether this process lives.
+pub(crate) const PROBE: u32 = u32::MAX;
 /// What the dialer says when it takes the connection.
 pub(crate) const CONFIRM: u8 = 0x2b;
 
@@ -21,11 +26,13 @@ pub(crate) enum Outcome {
     Busy = 2,
     /// The two are connected already.
     Linked = 3,
+    /// The answer to a [`PROBE`]: this process runs.
+    Alive = 4,
 }
 
 impl Outcome {
     pub(crate) fn of(code: u32) -> Option<Self> {
-        [Self::Accepted, Self::Busy, Self::Linked].into_iter().find(|o| *o as u32 == code)
+        [Self::Accepted, Self::Busy, Self::Linked, Self::Alive].into_iter().find(|o| *o as u32 == code)
     }
 }
 
@@ -38,7 +45,7 @@ pub(crate) struct Greeting {
     pub(crate) nonce: u64,
     pub(crate) from: u32,
     pub(crate) to: u32,
-    /// In a greeting, the number of the dialer's attempt, which only grows; in an answer, an [`Outcome`].
+    /// In a greeting, the number of the dialer's attempt, which only grows, or [`PROBE`]; in an answer, an [`Outcome`].
     pub(crate) code: u32,
 }
 
@@ -85,7 +92,7 @@ mod tests {
         assert!(Greeting::decode(&b).unwrap_err().contains("protocol 77"));
         b[..8].copy_from_slice(&comm_store::auth::MAGIC);
         assert!(Greeting::decode(&b).unwrap_err().contains("RUSTCOMMS_SECRET"));
-        for o in [Outcome::Accepted, Outcome::Busy, Outcome::Linked] {
+        for o in [Outcome::Accepted, Outcome::Busy, Outcome::Linked, Outcome::Alive] {
             assert_eq!(Outcome::of(o as u32), Some(o));
         }
         assert_eq!(Outcome::of(0), None);

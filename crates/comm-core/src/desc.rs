@@ -101,6 +101,12 @@ operations! {
     Object = 31, "object";
     /// An operation defined outside this workspace.
     Custom = 32, "custom";
+    /// Agreement on who is left after a failure.
+    AgreeSurvivors = 33, "agree_survivors";
+    /// A communicator of those who are left.
+    Shrink = 34, "shrink";
+    /// A barrier that names all who are missing.
+    MonitoredBarrier = 35, "monitored_barrier";
 }
 
 impl fmt::Display for Operation {
@@ -156,7 +162,10 @@ impl Operation {
             | Self::Get
             | Self::Signal
             | Self::WaitSignal
-            | Self::Custom => row(false, false, false, false, false),
+            | Self::Custom
+            | Self::AgreeSurvivors
+            | Self::Shrink
+            | Self::MonitoredBarrier => row(false, false, false, false, false),
         }
     }
 
@@ -166,7 +175,8 @@ impl Operation {
         matches!(self, Self::GatherV | Self::ScatterV | Self::AllToAllV)
     }
 
-    /// True for calls that every member of the communicator makes, which advance `collective_seq`.
+    /// True for calls that every member of the communicator makes, which advance `collective_seq`. A change of
+    /// membership is none: its members may be others, and some of the old ones dead.
     #[must_use]
     pub const fn is_collective(self) -> bool {
         !matches!(
@@ -179,6 +189,9 @@ impl Operation {
                 | Self::Get
                 | Self::Signal
                 | Self::WaitSignal
+                | Self::Reconfigure
+                | Self::AgreeSurvivors
+                | Self::Shrink
         )
     }
 }

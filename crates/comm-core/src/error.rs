@@ -286,6 +286,9 @@ impl fmt::Display for ErrorKind {
             Self::Corrupt { rank: Some(r), what } => write!(f, "corrupt data from rank {r}: {what}"),
             Self::Corrupt { rank: None, what } => write!(f, "corrupt data: {what}"),
             Self::Aborted { rank, cause } => write!(f, "aborted by rank {rank}: {cause}"),
+            Self::StaleGeneration { ours, theirs } if ours < theirs => {
+                write!(f, "this communicator is of generation {ours}; generation {theirs} has taken its place")
+            }
             Self::StaleGeneration { ours, theirs } => {
                 write!(f, "stale generation {theirs}; this communicator is at generation {ours}")
             }

@@ -105,12 +105,16 @@ pub enum Event<'a> {
         /// The child's ranks in the parent.
         ranks: &'a [usize],
     },
-    /// The membership changed.
+    /// The membership changed, by `reconfigure` or `shrink`: there is a new communicator.
     Reconfigured {
         /// The communicator's name.
         comm: &'a str,
         /// The new generation.
         generation: u32,
+        /// This rank in the new membership.
+        rank: usize,
+        /// The number of its ranks.
+        size: usize,
     },
     /// The communicator was finalized.
     Finalized {

@@ -84,8 +84,15 @@ pub struct CommOptions {
     pub timeout: Duration,
     /// Time that creation may take. Default 120 s or `RUSTCOMMS_BOOTSTRAP_TIMEOUT` (seconds).
     pub bootstrap_timeout: Duration,
-    /// Silence after which a peer counts as dead. Default 30 s. No backend of this version sends heartbeats: a peer
-    /// that is stopped, not dead, is noticed by the operation's timeout.
+    /// Silence after which a peer counts as dead: stopped, or cut off. Default 30 s; at least 1 ms; [`Duration::MAX`]: never.
+    /// Ranks may have different ones.
+    ///
+    /// Ranks send each other heartbeats where they send nothing else. A silent peer is first asked on a second way, which
+    /// it answers even while its program is in a long reduce function or has no core to run on; it has a quarter of this
+    /// time for that, at least 250 ms. Then calls fail with `PeerFailed` and the cause `NoHeartbeat`, on all ranks. A peer that
+    /// was stopped for less than this time is not noticed. That a process has ended shows at once, whatever this says.
+    ///
+    /// The counterpart in torchcomms is the watchdog's timeout, which cannot tell a dead peer from a slow one.
     pub heartbeat_timeout: Duration,
     /// Created without members, to be filled by `reconfigure`.
     pub dynamic: bool,

@@ -40,6 +40,10 @@ pub trait Clock: Send + Sync + fmt::Debug {
     /// Wakes the thread parked on `parker`, or stores a token for its next park.
     fn unpark(&self, parker: &Parker);
 
+    /// Called by whoever looks whether something has happened, finds that it has not, and may look again at once. No lock
+    /// is held. Real time goes on by itself; a simulator lets the others run.
+    fn relax(&self) {}
+
     /// Starts a thread that waits through this clock. Nobody joins it.
     ///
     /// # Errors

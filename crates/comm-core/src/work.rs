@@ -42,6 +42,22 @@ impl<X> Hold<X> {
         Arc::new(Self(UnsafeCell::new(Some(x))))
     }
 
+    /// A place for a value that an operation makes.
+    pub(crate) fn empty() -> Arc<Self> {
+        Arc::new(Self(UnsafeCell::new(None)))
+    }
+
+    /// Puts the value there.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else accesses the cell during the call: the operation is not complete, and this is the only one who makes
+    /// its value.
+    pub(crate) unsafe fn put(&self, x: X) {
+        // SAFETY: exclusive by the caller's promise.
+        unsafe { *self.0.get() = Some(x) };
+    }
+
     /// Runs `f` on the value in place.
     ///
     /// # Safety
@@ -173,13 +189,12 @@ impl Core {
 
     /// The backend's object, or nothing if somebody else holds it until `until`.
     fn enter(&self, until: Option<Time>) -> Option<MutexGuard<'_, Option<Box<dyn Pending>>>> {
-        let Some(t) = until else { return Some(self.pending.lock()) };
         loop {
             if let Some(slot) = self.pending.try_lock() {
                 return Some(slot);
             }
-            // The holder may be waiting for longer than we may.
-            let left = t.since(self.comm.clock().now());
+            // The holder may be waiting for longer than we may, and through the clock, so we must not block elsewhere.
+            let left = until.map_or(Duration::MAX, |t| t.since(self.comm.clock().now()));
             if self.is_done() || left.is_zero() {
                 return None;
             }
@@ -197,7 +212,7 @@ impl Core {
             let Some(p) = slot.as_mut() else {
                 // Another thread is between creating and launching; it holds no lock for long.
                 drop(slot);
-                std::thread::yield_now();
+                self.comm.clock().sleep(Duration::from_micros(1));
                 continue;
             };
             match p.wait(until) {
@@ -472,7 +487,7 @@ pub fn wait_any<X>(works: &mut Vec<Work<X>>) -> Result<(usize, Result<X>)> {
     }
 }
 
-fn internal(what: &str) -> Error {
+pub(crate) fn internal(what: &str) -> Error {
     Error::new(ErrorKind::Backend { library: "comm-core".into(), code: -1, text: what.into() })
 }
 

@@ -41,7 +41,7 @@ fn what_a_backend_lacks_is_unsupported() {
             c.alloc(64).unwrap_err(),
             c.init_handle().unwrap_err(),
             c.split(&[0, 1], "child").unwrap_err(),
-            c.reconfigure(1, &[], LONG).unwrap_err(),
+            c.reconfigure(1, ["a"], LONG, &[]).unwrap_err(),
         ] {
             assert!(matches!(e.kind(), ErrorKind::Unsupported { .. }), "{e}");
             assert!(e.to_string().contains("toy"), "{e}");
@@ -117,7 +117,7 @@ fn every_call_after_finalize_says_so_and_names_itself() {
         ("barrier", c.scope(|s| s.barrier().map(drop)).unwrap_err()),
         ("custom", c.begin(OpDesc::new(Operation::Custom)).unwrap_err()),
         ("split", c.split(&[0], "x").unwrap_err()),
-        ("reconfigure", c.reconfigure(0, &[], LONG).unwrap_err()),
+        ("reconfigure", c.reconfigure(0, ["a"], LONG, &[]).unwrap_err()),
     ];
     for (name, e) in errors {
         assert_eq!(e.kind(), &ErrorKind::Finalized, "{name}");

@@ -101,7 +101,7 @@ fn proven() -> Vec<String> {
         value!(comm_core::Communicator::finalize),
         value!(comm_core::Communicator::split),
         value!(comm_core::Communicator::init_handle),
-        value!(comm_core::Communicator::reconfigure),
+        value!(comm_core::Communicator::reconfigure as fn(_, _, Vec<String>, _, _) -> _),
         field!(comm_core::ReconfigureRequest, uuid),
         field!(comm_core::ReconfigureRequest, handles),
         field!(comm_core::ReconfigureRequest, timeout),

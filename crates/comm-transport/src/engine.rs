@@ -7,6 +7,7 @@
 //! look is not watched at all but looked at again a little later: in a tight loop of calls the engine
 //! costs a few wake-ups per second.
 
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::Ordering;
@@ -38,6 +39,53 @@ pub(crate) struct Turn {
     pub(crate) next: Option<Duration>,
 }
 
+/// Who gives endpoints their turns while nobody waits in them, in place of the process's engine thread: a simulator.
+///
+/// Both methods may be called with an endpoint's lock held, so they do not call an endpoint from within.
+pub trait Engine: Send + Sync + fmt::Debug {
+    /// Takes an endpoint into its care, for as long as that lives.
+    fn adopt(&self, ward: Ward);
+
+    /// Something has happened on one of its endpoints: each is to have its turn soon.
+    fn kick(&self);
+}
+
+/// An endpoint in the care of an [`Engine`].
+#[derive(Clone)]
+pub struct Ward(Weak<dyn Driven>);
+
+/// What an endpoint says after its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turned {
+    /// It does not exist any more.
+    Gone,
+    /// Somebody waits in it and does the work. It kicks when that has an end.
+    Driven,
+    /// It wants its next turn after this time at the latest, or not before it kicks.
+    Idle(Option<Duration>),
+}
+
+impl fmt::Debug for Ward {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ward").field("alive", &(self.0.strong_count() > 0)).finish()
+    }
+}
+
+impl Ward {
+    /// Gives the endpoint its turn. Takes its lock, and runs wakers.
+    #[must_use]
+    pub fn turn(&self) -> Turned {
+        let Some(d) = self.0.upgrade() else { return Turned::Gone };
+        let n = d.notify();
+        // Listen before looking, so that what comes after the look is heard.
+        n.engine_listens.store(true, Ordering::SeqCst);
+        if n.drivers.load(Ordering::SeqCst) > 0 {
+            return Turned::Driven;
+        }
+        Turned::Idle(d.turn().next)
+    }
+}
+
 struct Entry {
     id: u64,
     driven: Weak<dyn Driven>,
@@ -46,15 +94,18 @@ struct Entry {
     due: Option<Time>,
 }
 
-struct Shared {
+pub(crate) struct Shared {
     epoll: OwnedFd,
     event: OwnedFd,
     new: Mutex<Vec<Entry>>,
 }
 
-/// A handle on the process's engine.
+/// A handle on the process's engine, or on another one.
 #[derive(Clone)]
-pub(crate) struct EngineHandle(Arc<Shared>);
+pub(crate) enum EngineHandle {
+    Process(Arc<Shared>),
+    Own(Arc<dyn Engine>),
+}
 
 static ENGINE: OnceLock<Mutex<Option<EngineHandle>>> = OnceLock::new();
 
@@ -74,29 +125,41 @@ impl EngineHandle {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &event, epoll::EventData::new_u64(KICK), epoll::EventFlags::IN)?;
-        let handle = Self(Arc::new(Shared { epoll, event, new: Mutex::default() }));
-        let shared = Arc::clone(&handle.0);
-        std::thread::Builder::new().name("rustcomms-engine".into()).spawn(move || run(&shared))?;
-        Ok(handle)
+        let shared = Arc::new(Shared { epoll, event, new: Mutex::default() });
+        let theirs = Arc::clone(&shared);
+        std::thread::Builder::new().name("rustcomms-engine".into()).spawn(move || run(&theirs))?;
+        Ok(Self::Process(shared))
     }
 
     /// Makes the engine look at all endpoints soon.
     pub(crate) fn kick(&self) {
-        // A full counter means that a kick is pending already.
-        let _ = rustix::io::write(&self.0.event, &1u64.to_ne_bytes());
+        match self {
+            // A full counter means that a kick is pending already.
+            Self::Process(shared) => drop(rustix::io::write(&shared.event, &1u64.to_ne_bytes())),
+            Self::Own(engine) => engine.kick(),
+        }
     }
 
     /// Puts an endpoint into the engine's care for as long as it lives.
     pub(crate) fn register(&self, driven: &Arc<impl Driven + 'static>) -> Result<()> {
         static NEXT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let shared = match self {
+            Self::Process(shared) => shared,
+            Self::Own(engine) => {
+                let weak = Arc::downgrade(driven);
+                engine.adopt(Ward(weak));
+                engine.kick();
+                return Ok(());
+            }
+        };
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
         if let Some(fd) = driven.notify().poll_fd() {
             let flags = epoll::EventFlags::ONESHOT;
-            epoll::add(&self.0.epoll, fd, epoll::EventData::new_u64(id), flags)
+            epoll::add(&shared.epoll, fd, epoll::EventData::new_u64(id), flags)
                 .map_err(|e| Error::io("watching an endpoint", &e.into()))?;
         }
         let weak = Arc::downgrade(driven);
-        self.0.new.lock().push(Entry { id, driven: weak, armed: false, tick: TICK, due: None });
+        shared.new.lock().push(Entry { id, driven: weak, armed: false, tick: TICK, due: None });
         self.kick();
         Ok(())
     }
@@ -148,7 +211,7 @@ fn look(shared: &Shared, e: &mut Entry, d: &dyn Driven, now: Time) -> Option<Dur
     // In-process links: listen before looking, so that what comes after the look is heard.
     n.engine_listens.store(true, Ordering::SeqCst);
     let turn = d.turn();
-    if turn.used && turn.next.is_none() {
+    if turn.used && turn.next.is_none_or(|d| d > TICK) {
         n.engine_listens.store(false, Ordering::SeqCst);
         e.tick = TICK;
         return Some(e.tick);

@@ -74,6 +74,8 @@ pub(crate) enum Kind {
     Publish = 16,
     /// Who has left, passed on by a neighbour; payload: list.
     News = 17,
+    /// Part of an agreement on who is still there; payload: the message.
+    Agree = 18,
 }
 
 impl Kind {
@@ -96,6 +98,7 @@ impl Kind {
             15 => Self::Arrivals,
             16 => Self::Publish,
             17 => Self::News,
+            18 => Self::Agree,
             _ => return None,
         })
     }
@@ -104,6 +107,13 @@ impl Kind {
     pub(crate) const fn is_data(self) -> bool {
         matches!(self, Self::Collective | Self::Eager | Self::P2pData)
     }
+}
+
+/// Whether a frame that begins with these bytes carries users' data, and is not one of the endpoints' own small ones.
+/// For links that count.
+#[must_use]
+pub fn carries_data(frame: &[u8]) -> bool {
+    frame.get(3).and_then(|code| Kind::from_code(code & !CRC_FLAG)).is_some_and(Kind::is_data)
 }
 
 /// A decoded header.
@@ -262,7 +272,7 @@ mod tests {
         let mut c = Header::crc_start(&raw);
         c.update(b"abcde");
         assert_eq!(d.crc, Some(c.finalize()));
-        for k in 1..=17 {
+        for k in 1..=18 {
             assert_eq!(Kind::from_code(k).unwrap() as u8, k);
         }
     }
@@ -295,7 +305,7 @@ mod tests {
             raw[32..64].copy_from_slice(&c);
             if fix {
                 raw[..3].copy_from_slice(&[b'R', 0xc3, PROTOCOL]);
-                raw[3] = 1 + raw[3] % 17;
+                raw[3] = 1 + raw[3] % 18;
             }
             if let Ok(h) = Header::decode(&raw) {
                 prop_assert!(h.len as usize <= MAX_PAYLOAD);

@@ -12,9 +12,10 @@ mod overlay;
 mod wait;
 
 pub use endpoint::{
-    EAGER, Endpoint, EndpointOptions, GroupId, GroupSpec, Message, OpId, Patience, PieceId, Port, Sink, Task,
+    EAGER, Endpoint, EndpointOptions, GroupId, GroupSpec, Message, OpId, Patience, PieceId, Port, Sink, Survivors, Task,
 };
-pub use frame::{FRAGMENT, HEADER, PROTOCOL};
+pub use engine::{Engine, Turned, Ward};
+pub use frame::{FRAGMENT, HEADER, PROTOCOL, carries_data};
 pub use link::{Link, MemLink, SocketLink};
 pub use overlay::{Connect, Dialer, Prober, SMALL_WORLD};
 pub use wait::Notify;

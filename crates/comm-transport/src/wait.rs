@@ -131,6 +131,15 @@ impl Notify {
         }
     }
 
+    /// Forgets a wake-up that nobody sleeps for any more.
+    pub(crate) fn forget_wake(&self) {
+        if let Sleeper::Poll { event, .. } = &self.sleeper {
+            let mut b = [0u8; 8];
+            // Nothing to read means nothing to forget.
+            let _ = rustix::io::read(event, &mut b);
+        }
+    }
+
     /// Announces that the caller is about to sleep; it must look at the links once more before it does.
     pub(crate) fn announce_sleep(&self) {
         self.sleeping.store(true, Ordering::SeqCst);

@@ -14,7 +14,7 @@ fn what_a_peer_can_make_us_hold_is_bounded() {
 
 fn frames_of_an_unknown_communicator_wait_within_bounds() {
     let mut s = Scene::new();
-    for kind in 1..=17u8 {
+    for kind in 1..=18u8 {
         s.send(Frame { comm: 5, total: 4, ..frame(kind) }, &[0; 4]);
     }
     s.still_listens();

@@ -8,7 +8,7 @@ use comm_store::auth;
 
 use super::Peer;
 use super::stream::Stream;
-use crate::wire::{GREETING, Greeting, Outcome};
+use crate::wire::{GREETING, Greeting, Outcome, PROBE};
 
 /// After this time without result the next address is tried beside.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -41,11 +41,13 @@ struct Failed {
     why: String,
     /// It will not get better.
     hopeless: bool,
+    /// The process has ended.
+    ended: bool,
 }
 
 impl From<String> for Failed {
     fn from(why: String) -> Self {
-        Self { why, hopeless: false }
+        Self { why, hopeless: false, ended: false }
     }
 }
 
@@ -55,8 +57,8 @@ pub(super) enum Progress {
     Going,
     /// The peer accepts this connection; it wants a confirmation.
     Accepted(Stream),
-    /// The peer will not be reached.
-    Failed(String),
+    /// The peer will not be reached; perhaps because its process has `ended`.
+    Failed { why: String, ended: bool },
 }
 
 /// Who dials, for all dials of a world.
@@ -76,6 +78,10 @@ pub(super) struct Dial {
     rounds: u32,
     /// Everything that has failed in this round has failed for good.
     hopeless: bool,
+    /// Everything that has failed in this round has failed because the process has ended.
+    ended: bool,
+    /// Only a sign of life is wanted.
+    probes: bool,
     pause: Option<Instant>,
     /// What has failed in this round.
     failures: Vec<String>,
@@ -95,10 +101,17 @@ impl Dial {
             last_start: Instant::now(),
             rounds: 0,
             hopeless: true,
+            ended: true,
+            probes: false,
             pause: None,
             failures: Vec::new(),
             trouble,
         }
+    }
+
+    /// Asks whether the peer lives, on a connection that both ends close then.
+    pub(super) fn probe(peer: usize, to: Peer, until: Instant) -> Self {
+        Self { probes: true, ..Self::new(peer, to, until) }
     }
 
     /// Whether the peer's own connection has to wait for this one. Not once all addresses have failed: perhaps only the
@@ -133,7 +146,8 @@ impl Dial {
     pub(super) fn tick(&mut self, caller: &mut Caller<'_>) -> Progress {
         let now = Instant::now();
         if now >= self.until {
-            return Progress::Failed(format!("{}; check firewalls and interfaces", self.trouble()));
+            let why = format!("{}; check firewalls and interfaces", self.trouble());
+            return Progress::Failed { why, ended: false };
         }
         if self.pause.is_some_and(|p| now < p) {
             return Progress::Going;
@@ -171,9 +185,10 @@ impl Dial {
             self.failures.clear();
         }
         if self.rounds >= 2 && self.hopeless {
-            return Progress::Failed(self.trouble());
+            return Progress::Failed { why: self.trouble(), ended: self.ended };
         }
         self.hopeless = !self.to.addrs.is_empty();
+        self.ended = self.hopeless;
         self.next = 0;
         self.pause = Some(now + (Duration::from_millis(10) * 2u32.pow(self.rounds.min(6))).min(PAUSE));
         Progress::Going
@@ -192,12 +207,13 @@ impl Dial {
     fn judge(&self, e: &std::io::Error) -> Failed {
         let hopeless = self.to.same_host && e.kind() == std::io::ErrorKind::ConnectionRefused;
         let why = if hopeless { format!("{e}: its process has ended, or given up") } else { e.to_string() };
-        Failed { why, hopeless }
+        Failed { why, hopeless, ended: hopeless }
     }
 
     fn failed(&mut self, addr: SocketAddr, f: Failed) {
         tracing::debug!(peer = self.peer, %addr, why = f.why, "a connection could not be made");
         self.hopeless &= f.hopeless;
+        self.ended &= f.ended;
         self.failures.push(format!("{addr}: {}", f.why));
     }
 
@@ -206,7 +222,7 @@ impl Dial {
         let Some(i) = self.attempts.iter().position(|a| a.number == number) else { return Progress::Going };
         match self.advance(i, caller) {
             Ok(None) => Progress::Going,
-            Ok(Some(Outcome::Accepted)) => {
+            Ok(Some(Outcome::Accepted | Outcome::Alive)) => {
                 let a = self.attempts.swap_remove(i);
                 self.attempts.clear();
                 // Should the connection not be taken after all, the round goes on.
@@ -232,6 +248,7 @@ impl Dial {
             self.attempts[i].stream.connected().map_err(|e| self.judge(&e))?;
             // Only one speaks at a time: the peer could not know which of two is meant.
             let number = self.attempts[i].number;
+            let code = if self.probes { PROBE } else { number };
             self.attempts.retain(|a| a.number == number);
             let a = &mut self.attempts[0];
             a.until = now + ANSWER;
@@ -240,7 +257,7 @@ impl Dial {
                 a.stream.write(&hello)?;
                 a.step = Step::Challenge(initiator);
             } else {
-                a.stream.write(&greeting(caller, self.peer, number))?;
+                a.stream.write(&greeting(caller, self.peer, code))?;
                 a.step = Step::Answer;
             }
             return Ok(None);
@@ -255,11 +272,12 @@ impl Dial {
             let Some(proof) = initiator.answer(&challenge) else {
                 let why = "what listens there does not know this rank's secret: RUSTCOMMS_SECRET must be the same on \
                            all ranks";
-                return Err(Failed { why: why.into(), hopeless: true });
+                return Err(Failed { why: why.into(), hopeless: true, ended: false });
             };
             let mut both = [0; auth::PROOF + GREETING];
             both[..auth::PROOF].copy_from_slice(&proof);
-            both[auth::PROOF..].copy_from_slice(&greeting(caller, self.peer, a.number));
+            let code = if self.probes { PROBE } else { a.number };
+            both[auth::PROOF..].copy_from_slice(&greeting(caller, self.peer, code));
             a.stream.write(&both)?;
             a.step = Step::Answer;
             a.until = now + ANSWER;
@@ -273,8 +291,8 @@ impl Dial {
             return Err("another process answers there".to_owned().into());
         }
         match Outcome::of(answer.code) {
-            Some(o) => Ok(Some(o)),
-            None => Err(format!("it answers with the unknown code {}", answer.code).into()),
+            Some(o) if (o == Outcome::Alive) == self.probes => Ok(Some(o)),
+            _ => Err(format!("it answers with the unknown code {}", answer.code).into()),
         }
     }
 }
@@ -287,6 +305,6 @@ fn summary(failures: &[String]) -> String {
     if more == 0 { text } else { format!("{text}; and {more} more") }
 }
 
-fn greeting(caller: &Caller<'_>, peer: usize, number: u32) -> [u8; GREETING] {
-    Greeting { to: peer as u32, code: number, ..caller.me }.encode()
+fn greeting(caller: &Caller<'_>, peer: usize, code: u32) -> [u8; GREETING] {
+    Greeting { to: peer as u32, code, ..caller.me }.encode()
 }

@@ -10,9 +10,13 @@
 //! other direction works. A connection counts when the dialer has confirmed that it takes it ([`crate::wire`]), and each
 //! end speaks on one connection per peer at a time; so there are never two links for a pair, nor one that only one end
 //! believes in.
+//!
+//! It is also the second channel on which ranks ask silent peers whether they live, and answers those questions whatever the
+//! endpoints are doing: so it never waits for one. And it sees when processes on this machine end, by their descriptors.
 
 mod dial;
 mod guest;
+mod probe;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -27,12 +31,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, Result};
-use comm_transport::{Dialer, Endpoint};
+use comm_transport::{Dialer, Endpoint, Prober};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 pub(crate) use self::world::Setup;
 use self::world::{Source, World};
+use crate::life::Process;
 
 /// Where a peer can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +45,8 @@ pub(crate) struct Peer {
     /// In the order in which they are tried.
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) same_host: bool,
+    /// Its process, if that is one that can be seen from here.
+    pub(crate) process: Option<Process>,
 }
 
 /// Where connections wait until there is an endpoint.
@@ -61,6 +68,7 @@ struct Waiting {
 enum Command {
     Open(Box<World>),
     Want(u64, usize),
+    Probe(u64, usize),
     Learn(u64, Vec<(usize, Peer)>),
     HandOver(u64, Weak<Endpoint>),
     Close(u64),
@@ -182,6 +190,11 @@ impl Gathering {
         Arc::new(OnDemand { shared: Arc::clone(&self.shared), id: self.id })
     }
 
+    /// What asks silent peers for the endpoint.
+    pub(crate) fn prober(&self) -> Arc<dyn Prober> {
+        Arc::new(OnDemand { shared: Arc::clone(&self.shared), id: self.id })
+    }
+
     /// Further connections go to `endpoint`; the world ends with it.
     pub(crate) fn hand_over(&mut self, endpoint: &Arc<Endpoint>) {
         self.over = true;
@@ -212,6 +225,12 @@ impl fmt::Debug for OnDemand {
 impl Dialer for OnDemand {
     fn dial(&self, peer: usize) {
         self.shared.send(Command::Want(self.id, peer));
+    }
+}
+
+impl Prober for OnDemand {
+    fn probe(&self, peer: usize) {
+        self.shared.send(Command::Probe(self.id, peer));
     }
 }
 
@@ -250,6 +269,7 @@ fn obey(worlds: &mut Vec<World>, c: Command) {
     match c {
         Command::Open(w) => worlds.push(*w),
         Command::Want(id, peer) => to(worlds, id, &mut |w| w.want(peer)),
+        Command::Probe(id, peer) => to(worlds, id, &mut |w| w.probe(peer)),
         Command::Learn(id, peers) => to(worlds, id, &mut |w| w.learn(&peers)),
         Command::HandOver(id, endpoint) => to(worlds, id, &mut |w| w.hand_over(endpoint.clone())),
         Command::Close(id) => worlds.retain(|w| w.id != id),

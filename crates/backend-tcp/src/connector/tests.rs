@@ -19,11 +19,15 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    (Gathering::open(Setup { me: me(rank), size, secret, listener, until }).unwrap(), addr)
+    (
+        Gathering::open(Setup { me: me(rank), size, secret, listener, heartbeat: Duration::from_secs(30), until })
+            .unwrap(),
+        addr,
+    )
 }
 
 fn at(addrs: &[SocketAddr], same_host: bool) -> Peer {
-    Peer { addrs: addrs.to_vec(), same_host }
+    Peer { addrs: addrs.to_vec(), same_host, process: None }
 }
 
 /// An address where nobody listens, and nobody will as long as the socket lives: it is bound.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind as IoKind;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -12,16 +12,22 @@ use comm_transport::{Endpoint, SocketLink};
 
 use super::dial::{Caller, Dial, Progress};
 use super::guest::{Guest, Said};
+use super::probe::{Probe, Sign};
 use super::stream::Stream;
 use super::{Lobby, Peer};
-use crate::wire::{CONFIRM, Greeting, Outcome};
+use crate::life::Watched;
+use crate::wire::{CONFIRM, Greeting, Outcome, PROBE};
 
 /// Connections that may be in their handshake beyond those that are expected.
 const STRANGERS: usize = 64;
 /// How long nobody is accepted after an error that another attempt would meet again, such as no descriptor left.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
-/// How long a dial on demand goes on.
+/// How long a dial on demand goes on at least; as long as a peer may be silent, if that is longer.
 const ON_DEMAND: Duration = Duration::from_secs(10);
+/// Least time that a probe takes.
+const LEAST_PROBE: Duration = Duration::from_millis(250);
+/// Longer than anything takes; `Instant` cannot hold everything that `Duration` can.
+const DAY: Duration = Duration::from_secs(86_400);
 /// Connections that are accepted in one go.
 const BATCH: usize = 64;
 /// Dropped strangers that the log tells of.
@@ -35,6 +41,8 @@ pub(crate) struct Setup {
     pub(crate) size: usize,
     pub(crate) secret: Option<Secret>,
     pub(crate) listener: TcpListener,
+    /// Silence after which this rank takes a peer for dead.
+    pub(crate) heartbeat: Duration,
     /// Until when ranks may connect before the endpoint exists.
     pub(crate) until: Instant,
 }
@@ -45,12 +53,17 @@ pub(super) enum Source {
     Listener,
     Guest(u64),
     Attempt(usize, u32),
+    Probe(usize, u32),
+    Process(usize),
 }
 
 /// What has come of a peer.
 enum News {
     Linked(usize, TcpStream),
-    Unreachable(usize, String),
+    /// Why, and whether its process has ended.
+    Unreachable(usize, String, bool),
+    Alive(usize),
+    Ended(usize),
 }
 
 pub(super) struct World {
@@ -63,6 +76,11 @@ pub(super) struct World {
     dials: BTreeMap<usize, Dial>,
     /// Peers that are wanted, and whose addresses are not known yet.
     wanted: BTreeSet<usize>,
+    probes: BTreeMap<usize, Probe>,
+    /// Peers that are to be probed as soon as their addresses are known.
+    doubted: BTreeSet<usize>,
+    /// Processes of linked peers.
+    processes: BTreeMap<usize, OwnedFd>,
     endpoint: Option<Weak<Endpoint>>,
     accept_after: Option<Instant>,
     attempts: u32,
@@ -83,6 +101,9 @@ impl World {
             guests: Vec::new(),
             dials: BTreeMap::new(),
             wanted: BTreeSet::new(),
+            probes: BTreeMap::new(),
+            doubted: BTreeSet::new(),
+            processes: BTreeMap::new(),
             endpoint: None,
             accept_after: None,
             attempts: 0,
@@ -110,13 +131,40 @@ impl World {
             self.wanted.insert(peer);
             return;
         };
-        let until = if self.endpoint.is_some() { Instant::now() + ON_DEMAND } else { self.setup.until };
+        let patience = self.setup.heartbeat.clamp(ON_DEMAND, DAY);
+        let until = if self.endpoint.is_some() { Instant::now() + patience } else { self.setup.until };
         let mut dial = Dial::new(peer, to.clone(), until);
         if self.reservation(peer).is_some() {
             // It is about to come.
             dial.give_way();
         }
         self.dials.insert(peer, dial);
+    }
+
+    /// Asks whether `peer` lives.
+    pub(super) fn probe(&mut self, peer: usize) {
+        if peer == self.rank() || peer >= self.setup.size || self.probes.contains_key(&peer) {
+            return;
+        }
+        let Some(to) = &self.peers[peer] else {
+            self.doubted.insert(peer);
+            return;
+        };
+        let until = Instant::now() + (self.setup.heartbeat / 4).clamp(LEAST_PROBE, DAY);
+        self.probes.insert(peer, Probe::new(peer, to.clone(), until));
+    }
+
+    /// Watches the process of a linked peer, if that is possible: when a child that it has forked holds its connections
+    /// open, nothing else shows that it has ended.
+    fn watch(&mut self, peer: usize) {
+        if self.endpoint.is_none() || !self.linked[peer] || self.processes.contains_key(&peer) {
+            return;
+        }
+        match self.peers[peer].as_ref().and_then(|p| p.process).map(|p| p.watch()) {
+            Some(Watched::Running(fd)) => drop(self.processes.insert(peer, fd)),
+            Some(Watched::Ended) => self.news.push(News::Ended(peer)),
+            Some(Watched::Unknown) | None => {}
+        }
     }
 
     /// Learns where peers are.
@@ -127,6 +175,10 @@ impl World {
                 if self.wanted.remove(p) {
                     self.want(*p);
                 }
+                if self.doubted.remove(p) {
+                    self.probe(*p);
+                }
+                self.watch(*p);
             }
         }
     }
@@ -136,9 +188,12 @@ impl World {
         self.endpoint = Some(endpoint);
         let left = std::mem::take(&mut self.lobby.state.lock().finished);
         self.news.extend(left.into_iter().map(|(p, s)| News::Linked(p, s)));
+        for p in 0..self.linked.len() {
+            self.watch(p);
+        }
     }
 
-    /// Passes on what has happened. Called without any lock held: the endpoint takes its own.
+    /// Passes on what has happened. Called without any lock held; the endpoint does not make it wait.
     pub(super) fn deliver(&mut self) {
         if self.endpoint.is_none() && !self.dials.is_empty() {
             let mut lobby = self.lobby.state.lock();
@@ -153,7 +208,9 @@ impl World {
             for n in news {
                 match n {
                     News::Linked(p, s) => drop(lobby.finished.insert(p, s)),
-                    News::Unreachable(p, why) => drop(lobby.failed.insert(p, why)),
+                    News::Unreachable(p, why, _) => drop(lobby.failed.insert(p, why)),
+                    // Nobody has asked yet.
+                    News::Alive(_) | News::Ended(_) => {}
                 }
             }
             self.lobby.changed.notify_all();
@@ -170,9 +227,18 @@ impl World {
                         endpoint.unreachable(p, &why);
                     }
                 }
-                News::Unreachable(p, why) => {
+                News::Unreachable(p, why, ended) => {
                     tracing::warn!(rank = self.rank(), peer = p, why, "a rank cannot be reached");
-                    endpoint.unreachable(p, &why);
+                    if ended {
+                        endpoint.lost_process(p);
+                    } else {
+                        endpoint.unreachable(p, &why);
+                    }
+                }
+                News::Alive(p) => endpoint.vouch(p),
+                News::Ended(p) => {
+                    tracing::debug!(rank = self.rank(), peer = p, "the process of a rank has ended");
+                    endpoint.lost_process(p);
                 }
             }
         }
@@ -186,13 +252,19 @@ impl World {
             .dials
             .iter()
             .flat_map(|(p, d)| d.sockets().map(|(s, number, writes)| (s.as_fd(), Source::Attempt(*p, number), writes)));
-        listener.into_iter().chain(guests).chain(dials)
+        let probes = self
+            .probes
+            .iter()
+            .flat_map(|(p, d)| d.sockets().map(|(s, number, writes)| (s.as_fd(), Source::Probe(*p, number), writes)));
+        let processes = self.processes.iter().map(|(p, fd)| (fd.as_fd(), Source::Process(*p), false));
+        listener.into_iter().chain(guests).chain(dials).chain(probes).chain(processes)
     }
 
     /// When [`tick`](Self::tick) has something to do at the latest.
     pub(super) fn timer(&self) -> Option<Instant> {
         let guests = self.guests.iter().filter(|g| g.reserved().is_none()).map(|g| g.until);
-        guests.chain(self.dials.values().map(Dial::timer)).chain(self.accept_after).min()
+        let probes = self.probes.values().map(Probe::timer);
+        guests.chain(self.dials.values().map(Dial::timer)).chain(probes).chain(self.accept_after).min()
     }
 
     /// Looks at the time.
@@ -212,6 +284,13 @@ impl World {
             let progress = dial.tick(&mut caller);
             self.progressed(peer, progress);
         }
+        for peer in self.probes.keys().copied().collect::<Vec<_>>() {
+            let Some(probe) = self.probes.get_mut(&peer) else { continue };
+            let setup = &self.setup;
+            let mut caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+            let sign = probe.tick(&mut caller);
+            self.probed(peer, sign);
+        }
     }
 
     /// A descriptor is ready.
@@ -226,6 +305,26 @@ impl World {
                 let progress = dial.ready(number, &caller);
                 self.progressed(peer, progress);
             }
+            Source::Probe(peer, number) => {
+                let Some(probe) = self.probes.get_mut(&peer) else { return };
+                let setup = &self.setup;
+                let caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+                let sign = probe.ready(number, &caller);
+                self.probed(peer, sign);
+            }
+            Source::Process(peer) => {
+                self.processes.remove(&peer);
+                self.news.push(News::Ended(peer));
+            }
+        }
+    }
+
+    fn probed(&mut self, peer: usize, sign: Sign) {
+        if sign != Sign::Nothing {
+            self.probes.remove(&peer);
+        }
+        if sign == Sign::Alive {
+            self.news.push(News::Alive(peer));
         }
     }
 
@@ -247,9 +346,9 @@ impl World {
                     }
                 }
             }
-            Progress::Failed(why) => {
+            Progress::Failed { why, ended } => {
                 self.dials.remove(&peer);
-                self.news.push(News::Unreachable(peer, why));
+                self.news.push(News::Unreachable(peer, why, ended));
             }
         }
     }
@@ -261,6 +360,7 @@ impl World {
         self.wanted.remove(&peer);
         self.guests.retain(|g| g.reserved().is_none_or(|(p, _)| p != peer));
         self.news.push(News::Linked(peer, stream.into_socket()));
+        self.watch(peer);
     }
 
     fn reservation(&self, peer: usize) -> Option<usize> {
@@ -271,7 +371,8 @@ impl World {
         for _ in 0..BATCH {
             match self.setup.listener.accept() {
                 Ok((stream, from)) => {
-                    let expected = self.linked.iter().filter(|l| !**l).count();
+                    // Those that have a connection may come to ask whether this rank lives, all at once.
+                    let expected = self.setup.size;
                     let strangers = self.guests.iter().filter(|g| g.reserved().is_none()).count();
                     if strangers >= expected + STRANGERS {
                         // The oldest makes room.
@@ -361,6 +462,9 @@ impl World {
         let from = g.from as usize;
         if g.to != me.from || from >= self.setup.size || from == self.rank() {
             return Err(format!("it says it is rank {from} and looks for rank {}", g.to));
+        }
+        if g.code == PROBE {
+            return Ok(Outcome::Alive);
         }
         if self.linked[from] {
             return Ok(Outcome::Linked);

@@ -16,6 +16,9 @@ use super::task::Messages;
 use crate::schedule::Shape;
 use crate::select::{Algorithm, Table};
 
+/// The shortest heartbeat timeout that makes sense: it is counted in whole heartbeats.
+const LEAST_HEARTBEAT: Duration = Duration::from_millis(1);
+
 /// Settings of a [`MeshBackend`].
 #[derive(Clone, Debug)]
 pub struct MeshOptions {
@@ -49,10 +52,16 @@ impl MeshOptions {
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` for unknown hints and for algorithms that do not exist.
+    /// `InvalidArgument` for unknown hints, for algorithms that do not exist, and for a heartbeat timeout below 1 ms.
     pub fn of(options: &CommOptions) -> Result<Self> {
         CommOptions::check_environment()?;
         check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, MESH_HINTS])?;
+        if options.heartbeat_timeout < LEAST_HEARTBEAT {
+            return Err(Error::invalid(format!(
+                "a heartbeat timeout of {:?} is too short: give at least {LEAST_HEARTBEAT:?}, or Duration::MAX for none",
+                options.heartbeat_timeout
+            )));
+        }
         let asked = |hint: &str, variable: &str| {
             let environment = || std::env::var(variable).ok().filter(|v| !v.is_empty());
             options.hints.get(hint).cloned().or_else(environment)
@@ -276,6 +285,14 @@ unsafe impl Backend for MeshBackend {
     fn split(&self, request: &SplitRequest) -> Result<Option<Arc<dyn Backend>>> {
         let child = self.split_group(request)?;
         Ok(child.map(|c| Arc::new(c) as Arc<dyn Backend>))
+    }
+
+    fn agree_survivors(&self, timeout: Duration) -> Result<Vec<usize>> {
+        self.endpoint.agree_survivors(self.group, timeout).map(|s| s.ranks)
+    }
+
+    fn shrink(&self, survivors: &[usize], timeout: Duration) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(self.shrink_to(survivors, timeout)?))
     }
 
     fn explain(&self, desc: &OpDesc) -> String {

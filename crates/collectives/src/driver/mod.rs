@@ -5,6 +5,7 @@ mod buffers;
 mod mesh;
 mod plan;
 mod pool;
+mod shrink;
 mod split;
 mod task;
 

@@ -30,10 +30,6 @@ impl MeshBackend {
 
     fn child(&self, request: &SplitRequest, hash: u64) -> Result<Self> {
         let ranks = &request.ranks;
-        let rank = ranks
-            .iter()
-            .position(|r| *r == self.info.rank)
-            .ok_or_else(|| Error::invalid(format!("split list {ranks:?} does not contain rank {}", self.info.rank)))?;
         let mut id = Fnv::default();
         for part in [self.spec.id, request.seq, hash] {
             id.write(&part.to_le_bytes());
@@ -44,9 +40,19 @@ impl MeshBackend {
             members: ranks.iter().map(|r| self.spec.members[*r]).collect(),
             ..self.spec.clone()
         };
+        self.descend(ranks, spec)
+    }
+
+    /// A mesh of some of this one's members, in the order of `ranks`.
+    pub(super) fn descend(&self, ranks: &[usize], spec: GroupSpec) -> Result<Self> {
+        let rank = ranks
+            .iter()
+            .position(|r| *r == self.info.rank)
+            .ok_or_else(|| Error::invalid(format!("the list {ranks:?} does not contain rank {}", self.info.rank)))?;
         let hosts: Vec<String> = ranks.iter().map(|r| self.info.hosts[*r].clone()).collect();
         let places: Vec<usize> = ranks.iter().map(|r| self.info.host_of[*r]).collect();
         let mut info = self.info.clone();
+        info.generation = spec.generation;
         info.rank = rank;
         info.size = ranks.len();
         info.local_rank = places[..rank].iter().filter(|h| **h == places[rank]).count();

@@ -3,9 +3,13 @@
 //! States of a handle:
 //!
 //! ```text
-//! Live --finalize--> Finalizing --> Finalized
-//!   \--last clone dropped--> Closed
+//! Memberless, Fresh, Live, Stale --finalize--> Finalizing --> Finalized
+//!                              \--last clone dropped--> Closed
+//! Fresh --first call--> Live                      Memberless, Live --reconfigure--> Stale
 //! ```
+//!
+//! *Memberless*: dynamic and not filled yet. *Fresh*: made by an asynchronous call, and perhaps never seen by the user.
+//! *Stale*: another membership has taken its place.
 //!
 //! Failure is not a state of the handle but of the backend (`Backend::failure`): it is sticky, every
 //! later call gets the first cause, and `finalize` still ends the handle in an orderly way.
@@ -14,20 +18,22 @@
 pub(crate) mod batch;
 pub(crate) mod check;
 mod family;
+mod job;
 mod ops;
 mod prepare;
 pub(crate) mod scope;
 pub(crate) mod ticket;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 
 pub use self::batch::{AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp};
+pub use self::family::Members;
 pub use self::ops::With;
 pub use self::scope::{Scope, ScopedBatch};
 pub use self::ticket::OpTicket;
@@ -41,7 +47,7 @@ use crate::ext::{Allocation, Extensions};
 use crate::observe::{Event, Observer, ObserverGuard, Observers};
 use crate::options::{CORE_HINTS, CallOptions, CommOptions, check_hints};
 use crate::reduce::{abort_fold, in_fold};
-use crate::time::Clock;
+use crate::time::{Clock, Time};
 use crate::work::Core;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +57,9 @@ pub(crate) enum HandleState {
     Finalizing = 1,
     Finalized = 2,
     Closed = 3,
+    Memberless = 4,
+    Fresh = 5,
+    Stale = 6,
 }
 
 /// What clones of a communicator, works and tickets share.
@@ -65,10 +74,15 @@ pub(crate) struct CommInner {
     /// Next number per (peer, tag) of sends and of receives.
     pub(crate) p2p_sends: Mutex<HashMap<(usize, u32), u64>>,
     pub(crate) p2p_recvs: Mutex<HashMap<(usize, u32), u64>>,
-    pub(crate) inflight: Mutex<HashMap<u64, Arc<Core>>>,
+    /// In the order of calls.
+    pub(crate) inflight: Mutex<BTreeMap<u64, Arc<Core>>>,
     /// Ranks in the root communicator.
     ranks: Vec<usize>,
     state: AtomicU8,
+    /// A reconfigure of this handle is under way.
+    reconfiguring: AtomicBool,
+    /// Of a stale handle: the generation of the membership that took its place.
+    successor: AtomicU32,
 }
 
 impl fmt::Debug for CommInner {
@@ -101,12 +115,39 @@ impl CommInner {
             0 => HandleState::Live,
             1 => HandleState::Finalizing,
             2 => HandleState::Finalized,
+            4 => HandleState::Memberless,
+            5 => HandleState::Fresh,
+            6 => HandleState::Stale,
             _ => HandleState::Closed,
         }
     }
 
-    fn transition(&self, from: HandleState, to: HandleState) -> bool {
+    pub(crate) fn transition(&self, from: HandleState, to: HandleState) -> bool {
         self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Begins the handle's end and tells from which state; `None` when it had begun before.
+    fn leave(&self, to: HandleState) -> Option<HandleState> {
+        loop {
+            let from = self.state();
+            if matches!(from, HandleState::Finalizing | HandleState::Finalized | HandleState::Closed) {
+                return None;
+            }
+            if self.transition(from, to) {
+                return Some(from);
+            }
+        }
+    }
+
+    /// What calls on a stale handle get.
+    pub(crate) fn stale_error(&self) -> Error {
+        let (ours, theirs) = (self.backend.info().generation, self.successor.load(Ordering::Acquire));
+        ErrorKind::StaleGeneration { ours, theirs }.into()
+    }
+
+    /// Why the communicator cannot be used any more, if so.
+    pub(crate) fn failure(&self) -> Option<Error> {
+        if self.state() == HandleState::Stale { Some(self.stale_error()) } else { self.backend.failure() }
     }
 }
 
@@ -125,12 +166,14 @@ impl Drop for Handle {
             std::mem::forget(Arc::clone(i));
             return;
         }
-        if i.transition(HandleState::Live, HandleState::Closed) {
+        let Some(from) = i.leave(HandleState::Closed) else { return };
+        let replaced = || matches!(i.failure().map(|e| e.kind().name()), Some("StaleGeneration"));
+        {
             // A world of one has nobody to leave in the lurch.
-            if i.size() > 1 {
+            if from == HandleState::Live && i.size() > 1 && !replaced() {
                 tracing::warn!(comm = %i.name, rank = i.rank(), "communicator dropped without finalize; peers that still need this rank get PeerFailed");
             }
-            if std::thread::panicking() {
+            if matches!(from, HandleState::Live | HandleState::Fresh) && std::thread::panicking() {
                 // The others should not read that it was closed when it was a bug.
                 let kind = ErrorKind::Aborted { rank: i.rank(), cause: "its thread panicked".into() };
                 i.backend.abort(&Error::new(kind).with_context(|| i.context(None, None)));
@@ -181,30 +224,35 @@ impl Communicator {
     /// `InvalidArgument` for hints that neither the core nor the backend knows.
     pub fn from_backend(backend: Arc<dyn Backend>, device: Device, options: CommOptions) -> Result<Self> {
         let ranks = (0..backend.info().size).collect();
-        Self::assemble(backend, device, options, ranks, None)
+        Self::assemble(backend, device, options, ranks, Arc::default(), HandleState::Live)
     }
 
+    /// `state`: `Fresh` or `Live`.
     fn assemble(
         backend: Arc<dyn Backend>,
         device: Device,
         options: CommOptions,
         ranks: Vec<usize>,
-        observers: Option<Arc<Observers>>,
+        observers: Arc<Observers>,
+        state: HandleState,
     ) -> Result<Self> {
         check_hints(options.hints.keys().map(String::as_str), &[CORE_HINTS, backend.info().hints])?;
+        let state = if backend.info().size == 0 { HandleState::Memberless } else { state };
         let inner = CommInner {
             name: options.effective_name().into(),
             device,
             backend,
             options,
-            observers: observers.unwrap_or_default(),
+            observers,
             collective_seq: AtomicU64::new(0),
             next_op_id: AtomicU64::new(0),
             p2p_sends: Mutex::default(),
             p2p_recvs: Mutex::default(),
             inflight: Mutex::default(),
             ranks,
-            state: AtomicU8::new(HandleState::Live as u8),
+            state: AtomicU8::new(state as u8),
+            reconfiguring: AtomicBool::new(false),
+            successor: AtomicU32::new(0),
         };
         Ok(Self { handle: Arc::new(Handle { inner: Arc::new(inner), process: std::process::id() }) })
     }
@@ -295,20 +343,21 @@ impl Communicator {
         &self.info().hosts
     }
 
-    /// Whether the communicator has failed.
+    /// Whether the communicator has failed, or another membership has taken its place: every later call fails.
     #[must_use]
     pub fn is_failed(&self) -> bool {
-        !in_fold() && self.inner().backend.failure().is_some()
+        !in_fold() && self.inner().failure().is_some()
     }
 
-    /// The first error that the communicator failed with.
+    /// The first error that the communicator failed with. After an [`abort`](Self::abort), on whichever rank, it is
+    /// [`Aborted`](ErrorKind::Aborted) with that rank and reason; there is no other way to ask whether one was aborted.
     #[must_use]
     pub fn cause(&self) -> Option<Error> {
         if in_fold() {
             return None;
         }
         let i = self.inner();
-        i.backend.failure().map(|e| e.with_context(|| i.context(None, None)))
+        i.failure().map(|e| e.with_context(|| i.context(None, None)))
     }
 
     /// Whether and how the backend does an operation. The same answer on all ranks.
@@ -340,9 +389,12 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` when the backend has none.
+    /// `Unsupported` when the backend has none; `InvalidArgument` before the first `reconfigure` of a dynamic one.
     pub fn control(&self) -> Result<Arc<dyn Control>> {
         let i = self.inner();
+        if i.state() == HandleState::Memberless {
+            return Err(i.no_members().with_context(|| i.context(None, None)));
+        }
         i.backend.control().ok_or_else(|| {
             Error::unsupported("the control plane", format!("backend {} has none", i.backend.info().name))
         })
@@ -411,7 +463,8 @@ impl Communicator {
     }
 
     /// Ends the communicator in an orderly way. Collective: waits for what is in flight here, then for
-    /// all ranks, at most `timeout`.
+    /// all ranks, at most `timeout`. One that another membership has replaced, and a dynamic one without members, end
+    /// at once and well.
     ///
     /// # Errors
     ///
@@ -420,10 +473,26 @@ impl Communicator {
     pub fn finalize(&self, timeout: Duration) -> Result<()> {
         let i = self.inner();
         let desc = OpDesc::new(Operation::Finalize);
-        if !i.transition(HandleState::Live, HandleState::Finalizing) {
+        let Some(from) = i.leave(HandleState::Finalizing) else {
             return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(Some(&desc), None)));
-        }
+        };
         let start = i.clock().now();
+        let result = if matches!(from, HandleState::Stale | HandleState::Memberless) {
+            // Nobody is waited for, and what is in flight ends here.
+            i.backend.close();
+            i.drain(start.after(timeout))
+        } else {
+            self.finalize_members(start, timeout)
+        };
+        i.transition(HandleState::Finalizing, HandleState::Finalized);
+        if i.observers.any() {
+            i.observers.event(&Event::Finalized { comm: &i.name }, i.clock().now());
+        }
+        result.map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
+    }
+
+    fn finalize_members(&self, start: Time, timeout: Duration) -> Result<()> {
+        let i = self.inner();
         // Asked first: ending the backend may put its failure away.
         let failed = i.backend.failure().map_or(Ok(()), Err);
         let drained = i.drain(start.after(timeout));
@@ -434,13 +503,6 @@ impl Communicator {
             Err(e) if failed.is_err() && matches!(e.kind(), ErrorKind::Mismatch { .. }) => ended.clone(),
             _ => failed,
         };
-        i.transition(HandleState::Finalizing, HandleState::Finalized);
-        if i.observers.any() {
-            i.observers.event(&Event::Finalized { comm: &i.name }, i.clock().now());
-        }
-        failed
-            .and(drained)
-            .and(ended)
-            .map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
+        failed.and(drained).and(ended)
     }
 }

@@ -30,10 +30,22 @@ impl CommInner {
             return Err(Error::invalid("a custom operator must not call a communicator; fold values only")
                 .with_context(|| self.context(Some(desc), None)));
         }
-        match self.state() {
-            HandleState::Live => Ok(()),
-            _ => Err(Error::new(ErrorKind::Finalized).with_context(|| self.context(Some(desc), None))),
-        }
+        let e = match self.state() {
+            HandleState::Live => return Ok(()),
+            HandleState::Fresh => {
+                self.transition(HandleState::Fresh, HandleState::Live);
+                return Ok(());
+            }
+            HandleState::Stale => self.stale_error(),
+            HandleState::Memberless => self.no_members(),
+            HandleState::Finalizing | HandleState::Finalized | HandleState::Closed => ErrorKind::Finalized.into(),
+        };
+        Err(e.with_context(|| self.context(Some(desc), None)))
+    }
+
+    /// The answer of a dynamic communicator that has not been filled yet.
+    pub(crate) fn no_members(&self) -> Error {
+        Error::invalid(format!("communicator '{}' has no members yet: call reconfigure", self.name))
     }
 
     /// Gives a call its numbers. From here on a collective call counts on this rank, whatever becomes of it.
@@ -69,7 +81,7 @@ impl CommInner {
     pub(crate) fn context(&self, desc: Option<&OpDesc>, seq: Option<u64>) -> Context {
         Context {
             comm: Some(Arc::clone(&self.name)),
-            rank: Some((self.rank(), self.size())),
+            rank: (self.size() > 0).then(|| (self.rank(), self.size())),
             op: desc.map(|d| d.operation.name().into()),
             seq,
         }
@@ -92,6 +104,22 @@ impl CommInner {
         self.observers.event(&Event::Enqueued(call), self.clock().now());
         self.observers.event(&Event::Started(call), self.clock().now());
         Ok(())
+    }
+
+    /// Ends a call with its result: locates the error and tells observers.
+    pub(crate) fn end<T>(&self, n: &Numbers, form: Form, result: Result<T>) -> Result<T> {
+        let now = self.clock().now();
+        match result {
+            Ok(v) => {
+                self.report_end(n, form, &Ok(()), now);
+                Ok(v)
+            }
+            Err(e) => {
+                let e = self.locate(e, n);
+                self.report_end(n, form, &Err(e.clone()), now);
+                Err(e)
+            }
+        }
     }
 
     /// Ends a call that this rank refuses: the others learn it at once.
@@ -168,18 +196,7 @@ impl OpTicket {
     /// The error given, with its context filled in.
     pub fn complete<T>(mut self, result: Result<T>) -> Result<T> {
         let Some(n) = self.numbers.take() else { return result };
-        let now = self.comm.clock().now();
-        match result {
-            Ok(v) => {
-                self.comm.report_end(&n, Form::Sync, &Ok(()), now);
-                Ok(v)
-            }
-            Err(e) => {
-                let e = self.comm.locate(e, &n);
-                self.comm.report_end(&n, Form::Sync, &Err(e.clone()), now);
-                Err(e)
-            }
-        }
+        self.comm.end(&n, Form::Sync, result)
     }
 }
 

@@ -25,6 +25,7 @@ impl State {
         }
         let Some(group) = self.group_mut(g) else { return };
         group.left = Some(how);
+        group.agreement.leave();
         // Who has failed waits for nobody.
         group.over = how == Gone::Closed || group.failed.is_some();
         // The reason goes first: a member that has not heard it yet must not blame this rank for leaving.
@@ -223,6 +224,7 @@ impl State {
                 self.apply_goodbye(g, rank, h.offset.min(3), silent);
             }
             Kind::News => self.heard(p, g, &payload),
+            Kind::Agree => self.agree_frame(p, g, rank, &payload),
             Kind::Status => self.status_frame(g, p, rank, h),
             Kind::Query => {
                 self.tell_below(g, h, &[]);

@@ -13,6 +13,7 @@ use super::{Endpoint, FLUSH, NAP};
 impl Endpoint {
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut st = self.state.lock();
+        st.open_mail();
         let r = f(&mut st);
         // Whoever sleeps in the links now must learn that a link is full.
         self.watch_writability(&mut st);

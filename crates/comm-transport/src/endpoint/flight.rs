@@ -28,12 +28,16 @@ impl Flight {
 impl Pending for Flight {
     fn poll(&mut self) -> Poll<Result<()>> {
         let endpoint = Arc::clone(&self.endpoint);
-        endpoint.with(|st| {
+        let found = endpoint.with(|st| {
             if self.take(st).is_none() {
                 st.progress(true);
             }
             self.take(st).map_or(Poll::Pending, Poll::Ready)
-        })
+        });
+        if found.is_pending() {
+            endpoint.clock().relax();
+        }
+        found
     }
 
     fn wait(&mut self, until: Option<Time>) -> Poll<Result<()>> {

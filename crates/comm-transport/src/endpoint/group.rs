@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Result};
 
+use super::agree::Agreement;
 use super::failure::Failure;
 use super::monitor::Monitor;
 use super::op::{OpId, OpSlot, PieceId, Sink};
@@ -112,6 +113,8 @@ pub(crate) struct Group {
     pub(super) inbox_bytes: Vec<usize>,
     pub(super) parts: HashMap<usize, Vec<u8>>,
     pub(crate) monitor: Monitor,
+    /// What the members know of each other's end, see `agree`.
+    pub(super) agreement: Agreement,
 }
 
 impl Group {
@@ -177,6 +180,9 @@ impl State {
 
     pub(crate) fn create_group(&mut self, spec: GroupSpec) -> Result<usize> {
         let n = spec.members.len();
+        if let Some(e) = self.killed_as(spec.members.iter().position(|m| *m == self.rank)) {
+            return Err(e);
+        }
         let Some(rank) = spec.members.iter().position(|m| *m == self.rank) else {
             return Err(Error::invalid(format!(
                 "the members {:?} do not include this rank {}",
@@ -234,7 +240,9 @@ impl State {
             inbox_bytes: vec![0; n],
             parts: HashMap::new(),
             monitor: Monitor::default(),
+            agreement: Agreement::new(rank, n),
         };
+        self.await_members(&group.members);
         let window = group.window;
         let g = self.groups.iter().position(Option::is_none).unwrap_or_else(|| {
             self.groups.push(None);
@@ -263,6 +271,7 @@ impl State {
             if m != self.rank && !self.is_reachable(m) {
                 let cause = self.peers[m].down.unwrap_or(PeerCause::Killed);
                 self.blame(g, m, cause);
+                self.agree_without(m);
             }
         }
         let overlay = self.groups[g].as_ref().map(|g| g.overlay.iter().map(|r| g.members[*r]).collect::<Vec<_>>());
@@ -294,6 +303,8 @@ impl State {
     pub(crate) fn open_op(&mut self, g: usize, seq: Option<u64>, desc: OpDesc, timeout: Duration) -> Result<OpId> {
         self.calls += 1;
         let now = self.now();
+        // A program that makes one short call after the other never waits long enough to look at timers.
+        self.check_pulses_at(now);
         let Some(group) = self.groups[g].as_mut() else { return Err(ErrorKind::Finalized.into()) };
         if group.left.is_some() {
             return Err(ErrorKind::Finalized.into());

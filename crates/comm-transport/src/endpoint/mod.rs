@@ -10,11 +10,15 @@
 //! bounded by credit per peer and communicator, long point-to-point messages wait at the sender, and
 //! long messages are cut into frames that take turns.
 
+mod agree;
 mod control;
 mod drive;
 mod failure;
 mod flight;
 mod group;
+mod kill;
+mod live;
+mod mail;
 mod monitor;
 mod news;
 mod op;
@@ -29,16 +33,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, PeerCause, Pending, Phase, Result, Time};
+use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
 use parking_lot::Mutex;
 
+pub use self::agree::Survivors;
 use self::flight::Flight;
 use self::group::Gone;
 pub use self::group::GroupSpec;
+use self::mail::Mailbox;
 pub use self::op::{Message, OpId, PieceId, Port, Sink, Task};
 pub use self::p2p::EAGER;
 use self::state::State;
-use crate::engine::{Driven, EngineHandle, Turn};
+use crate::engine::{Driven, Engine, EngineHandle, Turn};
 use crate::link::Link;
 use crate::overlay::{Connect, Dialer, Prober};
 use crate::wait::Notify;
@@ -87,6 +93,9 @@ pub struct EndpointOptions {
     pub heartbeat: Duration,
     /// Who asks a silent peer on another way whether it lives. Without one, silence alone decides.
     pub prober: Option<Arc<dyn Prober>>,
+    /// Who gives the endpoint its turns while nobody waits in it; `None`: the process's engine thread. With an engine of
+    /// its own an endpoint sleeps through the clock only, and its links need no descriptors.
+    pub engine: Option<Arc<dyn Engine>>,
 }
 
 impl EndpointOptions {
@@ -101,6 +110,7 @@ impl EndpointOptions {
             connect: Connect::Auto,
             heartbeat: Duration::MAX,
             prober: None,
+            engine: None,
         }
     }
 }
@@ -116,6 +126,9 @@ pub struct GroupId {
 /// for something drives it; when nobody does, the process's engine does.
 pub struct Endpoint {
     state: Mutex<State>,
+    mail: Arc<Mailbox>,
+    /// Ranks, this one included.
+    size: usize,
     notify: Arc<Notify>,
     patience: Mutex<Patience>,
     poller: AtomicBool,
@@ -141,8 +154,11 @@ impl Endpoint {
     ///
     /// When the engine or the descriptors for waiting cannot be created.
     pub fn new(rank: usize, mut links: Vec<Option<Box<dyn Link>>>, options: EndpointOptions) -> Result<Arc<Self>> {
-        let engine = EngineHandle::get()?;
-        let polled = options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some());
+        let (engine, simulated) = match &options.engine {
+            Some(own) => (EngineHandle::Own(Arc::clone(own)), true),
+            None => (EngineHandle::get()?, false),
+        };
+        let polled = !simulated && (options.dialer.is_some() || links.iter().flatten().any(|l| l.fd().is_some()));
         let notify = if polled {
             Notify::polled(engine, Arc::clone(&options.clock)).map_err(|e| Error::io("creating an endpoint", &e))?
         } else {
@@ -156,8 +172,11 @@ impl Endpoint {
             }
             link.attach(&notify);
         }
+        let (mail, size) = (Arc::<Mailbox>::default(), links.len());
         let endpoint = Arc::new(Self {
-            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), &options)),
+            state: Mutex::new(State::new(rank, links, Arc::clone(&notify), Arc::clone(&mail), &options)),
+            mail,
+            size,
             notify,
             patience: Mutex::new(options.patience),
             poller: AtomicBool::new(false),
@@ -168,44 +187,6 @@ impl Endpoint {
             registered: AtomicBool::new(false),
         });
         Ok(endpoint)
-    }
-
-    /// Gives the endpoint a link to `peer`, whether it had asked for one or the peer has made it. Who has two at a time
-    /// must agree with the peer on the one to use: of two links, the second is dropped.
-    ///
-    /// # Errors
-    ///
-    /// When the link cannot be watched.
-    pub fn attach(&self, peer: usize, mut link: Box<dyn Link>) -> Result<()> {
-        self.with(|st| {
-            let known = st.peers.get(peer).is_some_and(|p| p.link.is_none() && p.down.is_none());
-            if !known || peer == st.rank {
-                return Ok(());
-            }
-            if let Some(fd) = link.fd() {
-                self.notify.watch(fd, peer).map_err(|e| Error::io("watching a link", &e))?;
-            }
-            link.attach(&self.notify);
-            st.peers[peer].link = Some(link);
-            st.linked(peer);
-            Ok(())
-        })
-    }
-
-    /// No link to `peer` can be had: nobody listens where it said it would, or it does not answer. Its process is taken
-    /// for dead.
-    pub fn unreachable(&self, peer: usize, why: &str) {
-        self.with(|st| {
-            if st.peers.get(peer).is_some_and(|p| p.link.is_none() && p.down.is_none()) {
-                tracing::debug!(peer, why, "a peer cannot be reached");
-                st.lose_peer(peer, PeerCause::Killed);
-            }
-        });
-    }
-
-    /// `peer` has shown on another way that it lives, see [`Prober`].
-    pub fn vouch(&self, peer: usize) {
-        let _ = peer;
     }
 
     /// Sets how waiting threads behave from their next wait on, for who learns only later how many ranks share the host.
@@ -490,6 +471,13 @@ impl Driven for Endpoint {
     }
 
     fn turn(&self) -> Turn {
+        // A wake-up that found no sleeper any more would wake the engine over and over.
+        if !self.poller.load(Ordering::SeqCst) {
+            self.notify.forget_wake();
+            if self.poller.load(Ordering::SeqCst) {
+                self.notify.wake();
+            }
+        }
         let mut st = self.state.lock();
         let calls = st.calls;
         let mut passes = 0;

@@ -269,6 +269,7 @@ impl State {
                     Gone::Finalized => self.miss(g, p),
                     Gone::Closed => self.fail_if_needed(g, p, rank),
                 }
+                self.agree_without_member(g, rank);
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use comm_core::{OpDesc, PeerCause};
 
+use super::live::Mark;
 use super::op::Sink;
 use super::state::{COLLECTIVE, Key, OVERHEAD, P2P, Posted, State, Unexpected};
 use crate::frame::{HEADER, Header, Kind};
@@ -50,6 +51,11 @@ impl Rx {
         *self = Self::default();
     }
 
+    /// How far it has come: frames begun, and what is left of the one under way.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.next_frame, self.frame.as_ref().map_or(0, |f| f.left), self.end - self.start)
+    }
+
     /// The group was closed: frames of it that are under way go nowhere.
     pub(crate) fn forget_group(&mut self, group: usize) {
         if let Some(f) = &mut self.frame
@@ -66,7 +72,7 @@ enum Got {
     Bytes,
     /// Nothing more for now.
     Drained,
-    Gone,
+    Gone(PeerCause),
 }
 
 impl State {
@@ -103,8 +109,10 @@ impl State {
                     self.consume_buffered(p);
                     return;
                 }
-                Got::Gone => {
-                    self.lose_peer(p, PeerCause::Killed);
+                Got::Gone(cause) => {
+                    // Who could not be written to any more reads as closed.
+                    let unreachable = self.peers[p].tx.unreachable;
+                    self.lose_peer(p, if unreachable { PeerCause::NoHeartbeat } else { cause });
                     return;
                 }
             }
@@ -174,7 +182,7 @@ impl State {
             return self.read_payload(p, budget);
         }
         let peer = &mut self.peers[p];
-        let Some(link) = peer.link.as_mut() else { return Got::Gone };
+        let Some(link) = peer.link.as_mut() else { return Got::Gone(PeerCause::Killed) };
         let rx = &mut peer.rx;
         if rx.buf.is_empty() {
             rx.buf = self.spare.pop().unwrap_or_else(|| vec![0; BUFFER]);
@@ -187,7 +195,7 @@ impl State {
         let room = rx.buf.len() - rx.end;
         let end = rx.end;
         match link.read(&mut rx.buf[end..]) {
-            Ok(0) => Got::Gone,
+            Ok(0) => Got::Gone(PeerCause::Killed),
             Ok(n) => {
                 rx.end += n;
                 *budget = budget.saturating_sub(n);
@@ -196,7 +204,7 @@ impl State {
                 if n < room { Got::Drained } else { Got::Bytes }
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Got::Drained,
-            Err(_) => Got::Gone,
+            Err(e) => Got::Gone(cause_of(&e)),
         }
     }
 
@@ -205,7 +213,7 @@ impl State {
         let peer = &mut self.peers[p];
         let (Some(link), Some(f)) = (peer.link.as_mut(), peer.rx.frame.as_mut()) else {
             self.keep_scratch(scratch);
-            return Got::Gone;
+            return Got::Gone(PeerCause::Killed);
         };
         let want = f.left;
         // Straight into a posted buffer, unless the bytes are folded.
@@ -247,13 +255,13 @@ impl State {
         };
         self.keep_scratch(scratch);
         match got {
-            Ok(0) => Got::Gone,
+            Ok(0) => Got::Gone(PeerCause::Killed),
             Ok(n) => {
                 *budget = budget.saturating_sub(n);
                 Got::Bytes
             }
             Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => Got::Drained,
-            Err(_) => Got::Gone,
+            Err(e) => Got::Gone(cause_of(&e)),
         }
     }
 
@@ -262,7 +270,8 @@ impl State {
         let group = self.by_id.get(&h.comm).copied();
         let group = group.filter(|g| self.groups[*g].as_ref().is_some_and(|g| g.rank_of(p).is_some()));
         let stale = group.is_some_and(|g| self.groups[g].as_ref().is_some_and(|g| g.generation != h.generation));
-        let orphan = !self.by_id.contains_key(&h.comm) && !self.dead.contains(&h.comm);
+        // A heartbeat is no group's.
+        let orphan = h.kind != Kind::Heartbeat && !self.by_id.contains_key(&h.comm) && !self.dead.contains(&h.comm);
         let mut f = InFrame { header: h, left: h.len as usize, crc, small: Vec::new(), orphan, discard: stale, group };
         if group.is_none() && !orphan {
             // A late frame of a communicator that is gone here, or not the peer's.
@@ -390,6 +399,10 @@ impl State {
             return false;
         }
         self.moved = true;
+        if h.kind == Kind::Heartbeat {
+            self.learn_timeout(p, h.offset);
+            return true;
+        }
         if f.orphan {
             self.orphan(p, h, f.small);
             return self.peers[p].link.is_some();
@@ -533,6 +546,15 @@ impl State {
         for (key, cost) in returns {
             self.return_credit(p, key.group, key.kind, cost);
         }
+    }
+}
+
+/// What an error of a link says of the peer: that its host does not answer, or that it has hung up.
+pub(crate) fn cause_of(e: &std::io::Error) -> PeerCause {
+    use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    match e.kind() {
+        TimedOut | HostUnreachable | NetworkUnreachable => PeerCause::NoHeartbeat,
+        _ => PeerCause::Killed,
     }
 }
 

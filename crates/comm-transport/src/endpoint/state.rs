@@ -9,6 +9,8 @@ use comm_core::{ErrorKind, OpDesc, PeerCause, Time};
 
 use super::EndpointOptions;
 use super::group::Group;
+use super::live::{Live, Pulse};
+use super::mail::Mailbox;
 use super::op::{OpId, OpSlot, PieceId, Sink};
 use super::rx::Rx;
 use super::tx::Tx;
@@ -85,6 +87,7 @@ pub(crate) struct Peer {
     pub(crate) wanted: bool,
     pub(crate) rx: Rx,
     pub(crate) tx: Tx,
+    pub(crate) pulse: Pulse,
     pub(crate) chans: Vec<Chan>,
     pub(crate) posted: Vec<Posted>,
     pub(crate) unexpected: Vec<Unexpected>,
@@ -133,6 +136,10 @@ pub(crate) struct State {
     pub(crate) has_news: bool,
     /// Buffers of links on which nothing is under way.
     pub(crate) spare: Vec<Vec<u8>>,
+    /// Why the endpoint was killed, see [`Endpoint::kill`](super::Endpoint::kill).
+    pub(crate) killed: Option<String>,
+    pub(crate) live: Live,
+    pub(crate) mail: Arc<Mailbox>,
 }
 
 // SAFETY: the raw pointers in posted receives, queued sends and self-messages point into buffers of operations
@@ -145,8 +152,10 @@ impl State {
         rank: usize,
         links: Vec<Option<Box<dyn Link>>>,
         notify: Arc<Notify>,
+        mail: Arc<Mailbox>,
         options: &EndpointOptions,
     ) -> Self {
+        let now = options.clock.now();
         let peers = links
             .into_iter()
             .map(|link| Peer {
@@ -155,6 +164,7 @@ impl State {
                 wanted: false,
                 rx: Rx::default(),
                 tx: Tx::default(),
+                pulse: Pulse::starting(now),
                 chans: Vec::new(),
                 posted: Vec::new(),
                 unexpected: Vec::new(),
@@ -191,6 +201,9 @@ impl State {
             connect: if options.dialer.is_some() { options.connect } else { Connect::Full },
             has_news: false,
             spare: Vec::new(),
+            killed: None,
+            live: Live::new(options.heartbeat, options.prober.clone(), now),
+            mail,
         }
     }
 
@@ -202,6 +215,7 @@ impl State {
     /// whether anything moved. With `all == false` (spinning) idle links are mostly skipped.
     pub(crate) fn progress(&mut self, all: bool) -> bool {
         self.moved = false;
+        self.open_mail();
         self.pass = self.pass.wrapping_add(1);
         let all = all || self.pass.is_multiple_of(ALL_LINKS_EVERY);
         for p in 0..self.peers.len() {
@@ -242,6 +256,7 @@ impl State {
         self.suspects.push((p, now, cause));
         // Those who only wait for others' news must look again.
         self.ended = true;
+        self.agree_without(p);
     }
 
     /// Blames members whose connections are over, without waiting for a better explanation.
@@ -284,6 +299,7 @@ impl State {
                 }
             }
         }
+        self.check_pulses(now);
         self.check_forsaken(now);
         self.check_deadlines(now);
         self.monitor_tick(now);
@@ -305,6 +321,9 @@ impl State {
             }
         }
         if let Some(t) = self.monitor_timer() {
+            earlier(t);
+        }
+        if let Some(t) = self.live.timer() {
             earlier(t);
         }
         next.map(|t| t.since(now))

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use comm_core::OpDesc;
+use comm_core::{OpDesc, PeerCause};
 
+use super::live::Mark;
 use super::op::{OpId, PieceId};
 use super::state::{COLLECTIVE, Key, OVERHEAD, State};
 use crate::frame::{FRAGMENT, HEADER, Header, Kind};
@@ -57,6 +58,8 @@ pub(crate) struct Tx {
     pub(crate) blocked: bool,
     /// Writing has failed; what is queued stays so that those who wait for it are found.
     pub(crate) broken: bool,
+    /// It has failed because the peer's host does not answer.
+    pub(crate) unreachable: bool,
     /// Whether the poller is told to watch writability.
     pub(crate) watched: bool,
     /// Announced point-to-point messages that wait for clear-to-send.
@@ -72,6 +75,11 @@ impl Tx {
     /// Whether everything but data that waits for credit is written.
     pub(crate) fn control_flushed(&self) -> bool {
         self.broken || (self.current.is_none() && self.control.is_empty())
+    }
+
+    /// How far it has come: frames begun, and what is written of the one under way.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.next_frame, self.current.as_ref().map_or(0, |f| f.written), 0)
     }
 
     pub(crate) fn push_control(&mut self, h: Header, payload: Vec<u8>) {
@@ -244,10 +252,11 @@ impl State {
                     peer.tx.blocked = true;
                     return;
                 }
-                Err(_) => {
+                Err(e) => {
                     // The peer's last words (an abort, a goodbye) may still be unread and explain it: the end of
                     // the connection is noticed where they are read.
                     peer.tx.broken = true;
+                    peer.tx.unreachable = super::rx::cause_of(&e) == PeerCause::NoHeartbeat;
                     return;
                 }
             }

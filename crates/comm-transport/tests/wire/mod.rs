@@ -8,9 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use comm_core::{Error, ErrorKind, OpDesc, Operation, RealClock};
-use comm_transport::{
-    Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink,
-};
+use comm_transport::{Endpoint, EndpointOptions, GroupId, GroupSpec, HEADER, Link, PROTOCOL, Patience, SocketLink};
 
 pub const WINDOW: u64 = 1 << 20;
 /// The communicator of the endpoint and the hostile peer, and that of the endpoint and its good peer.
@@ -49,6 +47,7 @@ pub const QUERY: u8 = 14;
 pub const ARRIVALS: u8 = 15;
 pub const PUBLISH: u8 = 16;
 pub const NEWS: u8 = 17;
+pub const AGREE: u8 = 18;
 
 pub fn frame(kind: u8) -> Frame {
     let desc = OpDesc::new(Operation::Barrier);

@@ -1,10 +1,9 @@
-//! Communicators made from communicators: children, copies, and new memberships.
+//! Children: communicators of some of the members.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::{Communicator, check};
-use crate::backend::{ReconfigureRequest, SplitRequest};
+use crate::backend::SplitRequest;
+use crate::comm::{Communicator, HandleState, check};
 use crate::desc::{OpDesc, Operation};
 use crate::error::{Error, Result};
 use crate::observe::Event;
@@ -39,7 +38,7 @@ impl Communicator {
         if i.observers.any() {
             i.observers.event(&Event::Split { comm: &i.name, child: name, ranks }, i.clock().now());
         }
-        Self::assemble(backend, i.device, options, roots, Some(Arc::clone(&i.observers))).map(Some)
+        Self::assemble(backend, i.device, options, roots, Arc::clone(&i.observers), HandleState::Live).map(Some)
     }
 
     /// Creates one child per colour, its ranks ordered by `key`, then by rank here. `None` joins none. Collective.
@@ -83,54 +82,5 @@ impl Communicator {
     pub fn dup(&self, name: &str) -> Result<Self> {
         let ranks: Vec<usize> = (0..self.size()).collect();
         self.split(&ranks, name)?.ok_or_else(|| Error::invalid("this rank is not a member"))
-    }
-
-    /// The opaque handle by which `reconfigure` can name this member.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends with a fixed membership.
-    pub fn init_handle(&self) -> Result<String> {
-        self.inner().backend.init_handle()
-    }
-
-    /// A communicator with a new membership: rank = index in `handles`. `uuid` names the attempt.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends with a fixed membership; `Timeout` when not all members came.
-    pub fn reconfigure(&self, uuid: u64, handles: &[String], timeout: Duration) -> Result<Self> {
-        let i = self.inner();
-        let ticket = self.begin(OpDesc::new(Operation::Reconfigure))?;
-        let request = ReconfigureRequest::new(uuid, handles.to_vec(), timeout, i.options.clone());
-        let backend = ticket.complete(i.backend.reconfigure(&request))?;
-        let generation = backend.info().generation;
-        if i.observers.any() {
-            i.observers.event(&Event::Reconfigured { comm: &i.name, generation }, i.clock().now());
-        }
-        let ranks = (0..backend.info().size).collect();
-        Self::assemble(backend, i.device, i.options.clone(), ranks, Some(Arc::clone(&i.observers)))
-    }
-
-    /// The members of a failed communicator that are still there, as all of them see it.
-    ///
-    /// # Errors
-    ///
-    /// `Unsupported` on backends that cannot agree after a failure; `Timeout`.
-    pub fn agree_survivors(&self, timeout: Duration) -> Result<Vec<usize>> {
-        self.inner().backend.agree_survivors(timeout)
-    }
-
-    /// A communicator of the survivors, in their old order.
-    ///
-    /// # Errors
-    ///
-    /// As [`agree_survivors`](Self::agree_survivors).
-    pub fn shrink(&self, timeout: Duration) -> Result<Self> {
-        let i = self.inner();
-        let survivors = i.backend.agree_survivors(timeout)?;
-        let backend = i.backend.shrink(&survivors, timeout)?;
-        let ranks = survivors.iter().map(|r| i.ranks[*r]).collect();
-        Self::assemble(backend, i.device, i.options.clone(), ranks, Some(Arc::clone(&i.observers)))
     }
 }
