@@ -11,6 +11,7 @@ mod draw;
 mod judge;
 mod leaks;
 mod processes;
+mod simulated;
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -22,6 +23,9 @@ use comm_conformance::{Algo, Table, Vocabulary};
 /// Random programs in worlds to which something happens.
 #[derive(Debug, Parser)]
 struct Args {
+    /// Simulated worlds.
+    #[arg(long, default_value_t = 0)]
+    seeds: u64,
     /// Worlds of processes of which one is killed.
     #[arg(long, default_value_t = 0)]
     processes: usize,
@@ -75,6 +79,9 @@ fn main() -> ExitCode {
         };
     }
     let (start, mut tally) = (Instant::now(), Tally::default());
+    if args.seeds > 0 {
+        simulated::run(args.seeds, args.first, &mut tally);
+    }
     if args.processes > 0 {
         processes::run(args.processes, args.first, &mut tally);
     }
