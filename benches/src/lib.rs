@@ -3,6 +3,8 @@
 //!
 //! They are not tests: nothing here asserts on time.
 
+pub mod scale;
+
 use std::time::{Duration, Instant};
 
 /// The median of some durations.

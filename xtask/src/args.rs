@@ -1,5 +1,6 @@
 //! The command line, parsed by hand: a few commands and options do not need a library.
 
+use crate::bench::{self, Bench};
 use crate::chaos::Chaos;
 use crate::ci::Step;
 use crate::fuzz::Fuzz;
@@ -8,6 +9,7 @@ use crate::fuzz::Fuzz;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Command {
     Accept,
+    Bench(Bench),
     Chaos(Chaos),
     Ci(Selection),
     Conformance { full: bool },
@@ -56,9 +58,10 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
         },
         "chaos" => chaos(rest).map(Command::Chaos),
         "fuzz" => fuzz(rest).map(Command::Fuzz),
-        other => {
-            Err(format!("unknown command '{other}'; known: ci, accept, chaos, conformance, fuzz, interop-store, help"))
-        }
+        "bench" => bench(rest).map(Command::Bench),
+        other => Err(format!(
+            "unknown command '{other}'; known: ci, accept, bench, chaos, conformance, fuzz, interop-store, help"
+        )),
     }
 }
 
@@ -140,6 +143,26 @@ fn chaos(args: &[String]) -> Result<Chaos, String> {
     Ok(chosen)
 }
 
+fn bench(args: &[String]) -> Result<Bench, String> {
+    let names = || bench::Name::ALL.map(bench::Name::name).join(", ");
+    let Some((name, rest)) = args.split_first() else { return Err(format!("bench needs a name: {}", names())) };
+    let name =
+        bench::Name::from_name(name).ok_or_else(|| format!("no bench is called '{name}'; known: {}", names()))?;
+    let mut chosen = Bench { name, quick: false, out: None };
+    let mut rest = rest.iter();
+    while let Some(arg) = rest.next() {
+        match option(arg) {
+            ("--quick", None) => chosen.quick = true,
+            ("--out", inline) => {
+                let value = inline.or_else(|| rest.next().map(String::as_str));
+                chosen.out = Some(value.ok_or("--out needs a folder")?.to_owned());
+            }
+            _ => return Err(format!("bench does not know '{arg}'; it takes --quick and --out DIR")),
+        }
+    }
+    Ok(chosen)
+}
+
 fn step_names() -> String {
     Step::ALL.map(Step::name).join(", ")
 }
@@ -159,6 +182,7 @@ USAGE
     cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
     cargo xtask fuzz [--target T]... [--runs N] [--rss-limit-mb N]
                                                        feed the fuzz targets N inputs each (1000000), within N MiB (256)
+    cargo xtask bench NAME [--quick] [--out DIR]       run a benchmark whose results are kept in benches/results
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -166,6 +190,10 @@ STEPS OF ci
     );
     for step in Step::ALL {
         text.push_str(&format!("    {:<14}{}\n", step.name(), step.about()));
+    }
+    text.push_str("\nBENCHES\n");
+    for name in bench::Name::ALL {
+        text.push_str(&format!("    {:<14}{}\n", name.name(), name.about()));
     }
     text
 }
@@ -212,6 +240,14 @@ mod tests {
         assert!(args("chaos --seeds many").unwrap_err().contains("'many'"));
         assert!(args("chaos --processes").unwrap_err().contains("needs a number"));
         assert!(args("chaos --fast").unwrap_err().contains("'--fast'"));
+        let bench = |quick, out: Option<&str>| Bench { name: bench::Name::Scale, quick, out: out.map(str::to_owned) };
+        assert_eq!(args("bench scale"), Ok(Command::Bench(bench(false, None))));
+        assert_eq!(args("bench scale --quick --out there"), Ok(Command::Bench(bench(true, Some("there")))));
+        assert_eq!(args("bench scale --out=there"), Ok(Command::Bench(bench(false, Some("there")))));
+        assert!(args("bench").unwrap_err().contains("scale"));
+        assert!(args("bench scales").unwrap_err().contains("'scales'"));
+        assert!(args("bench scale --fast").unwrap_err().contains("'--fast'"));
+        assert!(args("bench scale --out").unwrap_err().contains("needs a folder"));
         assert!(args("lint").unwrap_err().contains("'lint'"));
     }
 
@@ -241,6 +277,7 @@ mod tests {
         assert!(
             text.contains("cargo xtask accept")
                 && text.contains("cargo xtask conformance")
+                && text.contains("cargo xtask bench")
                 && text.contains("--skip STEP")
         );
     }

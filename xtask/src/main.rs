@@ -5,6 +5,7 @@
 
 mod accept;
 mod args;
+mod bench;
 mod chaos;
 mod ci;
 mod conformance;
@@ -36,6 +37,7 @@ fn main() -> ExitCode {
             print!("{}", args::help());
             Ok(())
         }
+        Ok(Command::Bench(bench)) => bench::run(&root(), &bench).map_err(|e| format!("bench: FAILED: {e}")),
         Ok(Command::Ci(selection)) => ci::run(&root(), &selection),
         Ok(Command::Accept) => accept::run(&root()).map_err(|e| format!("accept: FAILED: {e}")),
         Ok(Command::Conformance { full }) => {

@@ -9,10 +9,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use comm_core::{Error, Result};
 use comm_transport::{Endpoint, EndpointOptions, Link, MemLink};
 use parking_lot::Mutex;
+
+use crate::regroup::Town;
 
 /// Names a rank for as long as it lives, in whatever worlds it is: what a process is to backend tcp.
 pub(crate) type Identity = u64;
@@ -38,6 +41,11 @@ pub(crate) trait Ground: Send + Sync + fmt::Debug {
     /// The endpoint with those settings has been made. `options` are what [`endpoint_options`](Self::endpoint_options)
     /// gave.
     fn made(&self, me: Identity, endpoint: &Arc<Endpoint>, options: &EndpointOptions);
+
+    /// Where its communicators are known to each other.
+    fn town(&self) -> Arc<Town> {
+        Town::of_process()
+    }
 
     /// Whether a rank may still make something.
     ///
@@ -73,7 +81,8 @@ impl Ground for Real {
     }
 
     fn endpoint_options(&self, _: Identity, _: &[Identity], options: EndpointOptions) -> EndpointOptions {
-        options
+        // A thread of this process is neither stopped by itself nor cut off.
+        EndpointOptions { heartbeat: Duration::MAX, ..options }
     }
 
     fn made(&self, _: Identity, _: &Arc<Endpoint>, _: &EndpointOptions) {}

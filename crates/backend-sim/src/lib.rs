@@ -4,6 +4,10 @@
 //! same algorithms as over sockets; only the links are pipes in memory. Each rank is a thread of the
 //! caller's.
 //!
+//! There are two ways to run a closure as several ranks. [`run_ranks`] runs it on threads in real time. A [`Simulation`]
+//! runs the same closure in virtual time, one step at a time in an order that a seed decides, with faults wherever they are
+//! wanted, and counts what it costs; a run that fails can be repeated exactly.
+//!
 //! ```
 //! use comm_core::op;
 //!
@@ -14,10 +18,26 @@
 //! });
 //! assert_eq!(sums.unwrap(), [6, 6, 6]);
 //! ```
+//!
+//! ```
+//! use backend_sim::{Faults, Simulation};
+//! use comm_core::{ErrorKind, op};
+//!
+//! let lossy = Simulation::new(3).seed(1).faults(Faults::new().drop_frame(0, 1, 2));
+//! let run = lossy.run(|comm| {
+//!     let mut x = [comm.rank() as i32; 4];
+//!     (0..10).try_for_each(|_| comm.all_reduce(&mut x, op::Max))
+//! }).unwrap();
+//! let e = run.ranks[1].error().unwrap();
+//! assert!(matches!(e.kind(), ErrorKind::Corrupt { rank: Some(0), .. }), "{e}; {}", run.replay());
+//! assert!(run.stats.total.messages > 0);
+//! ```
 
 mod fabric;
 mod ground;
+mod meeting;
 mod ranks;
+mod regroup;
 mod sim;
 mod wires;
 
@@ -28,12 +48,13 @@ use comm_core::{BackendInfo, CommOptions, Communicator, Device, DeviceKind, Erro
 use comm_transport::{Endpoint, EndpointOptions, GroupSpec, Patience};
 
 use crate::ground::{Ground, Identity, here};
+use crate::regroup::SimRegroup;
 use crate::wires::Share;
 
 pub use ranks::{RankPanic, run_ranks, run_ranks_with};
 pub use sim::{
-    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, Simulation, Stats, Trouble,
-    When,
+    Ended, Fault, Faults, Happened, Network, Outcome, RankStats, SEED_VARIABLE, SimFailure, SimRank, Simulation, Stats,
+    Trouble, When,
 };
 
 /// Bytes per peer that may be under way before they are received.
@@ -55,16 +76,29 @@ pub fn register() {
 /// Joins the world of the options' name in this process. Collective: `size` threads call it with the
 /// ranks 0 to `size - 1`.
 ///
+/// With [`CommOptions::dynamic`] nobody is met: the communicator has no members before it is reconfigured, and neither
+/// rank nor size.
+///
 /// # Errors
 ///
 /// `InvalidArgument` without rank and size, or for a rank that has joined already or another world
 /// size; `Bootstrap` when not all ranks join within the bootstrap timeout, naming the missing.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
+    if options.dynamic {
+        return Communicator::from_backend(Arc::new(SimRegroup::empty(&options)?), Device::CPU, options);
+    }
     let (Some(rank), Some(size)) = (options.rank, options.size) else {
         return Err(Error::invalid("backend sim needs a rank and a size: CommOptions::rank_and_size"));
     };
+    if sim::here().is_some() {
+        // The others wait in real time, which the only thread that runs must not.
+        return Err(Error::unsupported(
+            "meeting by name inside a simulation",
+            "a simulation makes its world itself; split or reconfigure that",
+        ));
+    }
     let connect = MeshOptions::of(&options)?.connect;
-    let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout)?;
+    let share = fabric::join(options.effective_name(), rank, size, connect, options.bootstrap_timeout, &options.clock)?;
     let (ground, _) = here();
     let members: Vec<Identity> = (0..size as Identity).collect();
     assemble(&ground, &members, rank, share, options)
@@ -98,7 +132,22 @@ fn assemble(
     share: Share,
     options: CommOptions,
 ) -> Result<Communicator> {
-    let mesh = MeshOptions::of(&options)?;
+    let regroup = SimRegroup::new(ground, members[rank], &options);
+    let id = Fnv::hash(options.effective_name().as_bytes());
+    let backend = mesh(ground, members, (rank, share), &options, (id, 0), regroup)?;
+    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+}
+
+/// The backend of a rank's communicator with this id and generation.
+fn mesh(
+    ground: &Arc<dyn Ground>,
+    members: &[Identity],
+    (rank, share): (usize, Share),
+    options: &CommOptions,
+    (id, generation): (u64, u32),
+    regroup: Arc<SimRegroup>,
+) -> Result<MeshBackend> {
+    let mesh = MeshOptions::of(options)?;
     let me = members[rank];
     ground.check(me)?;
     let Share { row: links, wires } = share;
@@ -109,6 +158,7 @@ fn assemble(
         patience: Patience::fitting(size, cores),
         dialer: wires.as_ref().map(|w| w.dialer(rank)).transpose()?,
         connect: mesh.connect,
+        heartbeat: options.heartbeat_timeout,
         ..EndpointOptions::new(Arc::clone(&options.clock))
     };
     let settings = ground.endpoint_options(me, members, settings);
@@ -121,14 +171,8 @@ fn assemble(
     info.transport = "in-process".into();
     info.hints = MESH_HINTS;
     info.hosts = vec!["localhost".into(); size];
+    info.generation = generation;
     let name = options.effective_name();
-    let spec = GroupSpec {
-        id: Fnv::hash(name.as_bytes()),
-        generation: 0,
-        name: name.into(),
-        members: (0..size).collect(),
-        window: WINDOW,
-    };
-    let backend = MeshBackend::new(endpoint, spec, info, mesh)?;
-    Communicator::from_backend(Arc::new(backend), Device::CPU, options)
+    let spec = GroupSpec { id, generation, name: name.into(), members: (0..size).collect(), window: WINDOW };
+    Ok(MeshBackend::new(endpoint, spec, info, mesh)?.with_regroup(regroup))
 }

@@ -108,9 +108,9 @@ impl Seeker {
         let seat = rendezvous.meet()?;
         let until = until.max(Instant::now() + timeout.min(CONNECT));
         let me = Greeting { key: Fnv::hash(seat.key.as_bytes()), nonce: seat.nonce, from: rank as u32, to: 0, code: 0 };
-        let gathering =
-            Gathering::open(Setup { me, size, secret, listener, heartbeat: options.heartbeat_timeout, until })
-                .map_err(|e| rendezvous.report(&seat, e))?;
+        let heartbeat = options.heartbeat_timeout;
+        let gathering = Gathering::open(Setup { me, size, secret, listener, heartbeat, until, patient: false })
+            .map_err(|e| rendezvous.report(&seat, e))?;
         Ok(World { rank, size, connect, filter, rendezvous, seat, gathering, near: BTreeMap::new(), until })
     }
 }

@@ -24,6 +24,7 @@ mod host;
 mod life;
 mod open;
 mod records;
+mod regroup;
 mod rendezvous;
 mod wire;
 
@@ -38,6 +39,7 @@ use comm_transport::{Connect, Dialer, Endpoint, EndpointOptions, GroupSpec, Link
 
 use self::bootstrap::{Seeker, World, in_bootstrap};
 use self::host::Host;
+use self::regroup::TcpRegroup;
 
 /// Memory that unrequested data of all peers together may take in one communicator, roughly.
 const HELD: u64 = 64 << 20;
@@ -64,6 +66,9 @@ pub fn register() {
 /// attempt fails, all ranks that are at the store learn why at once; those that call again meet again, and ranks of a
 /// later start are not concerned.
 ///
+/// With [`CommOptions::dynamic`] nobody is met: the communicator has no members before it is reconfigured. Then there is
+/// no rank and no size, and neither store nor launcher is looked for.
+///
 /// # Errors
 ///
 /// `InvalidArgument` for incomplete or contradictory settings; `Bootstrap` when not all ranks come
@@ -73,6 +78,9 @@ pub fn register() {
 /// `Mismatch` or `Aborted` when the world has come together, and others have made calls that failed by the time that this
 /// rank knew everybody.
 pub fn connect(options: CommOptions) -> Result<Communicator> {
+    if options.dynamic {
+        return Communicator::from_backend(Arc::new(TcpRegroup::empty(&options)?), Device::CPU, options);
+    }
     let mesh = MeshOptions::of(&options)?;
     let seeker = Seeker::identify(&options)?;
     let (rank, size) = (seeker.rank, seeker.size);
@@ -84,6 +92,7 @@ pub fn connect(options: CommOptions) -> Result<Communicator> {
         let joined = seeker.meet(&options, mesh.connect).and_then(|world| join(&options, world, (rank, size), mesh));
         joined.map_err(|e| in_bootstrap(e, &options, rank, size))?
     };
+    let backend = backend.with_regroup(TcpRegroup::new(&options));
     Communicator::from_backend(Arc::new(backend), Device::CPU, options.rank_and_size(rank, size))
 }
 

@@ -11,6 +11,8 @@ mod driver;
 pub mod schedule;
 pub mod select;
 
-pub use driver::{MESH_HINTS, MeshBackend, MeshOptions};
+pub use driver::{
+    Common, EmptyBackend, Handle, Identity, Lineage, MESH_HINTS, MeshBackend, MeshOptions, Regroup, Roster,
+};
 pub use schedule::{AnySchedule, Blocks, Buf, Request, Schedule, Shape, Span, Token, Transport};
 pub use select::{Algorithm, Rule, Table, build, select};

@@ -59,6 +59,21 @@ impl MeshControl {
         Self { endpoint, group, spec, rank, turn: Mutex::new(0), owns: false }
     }
 
+    /// Asks for links to `ranks` and waits until all are there, for members that come one after the other.
+    ///
+    /// # Errors
+    ///
+    /// As [`Endpoint::await_links`].
+    pub fn await_links(&self, ranks: &[usize], timeout: Duration) -> Result<()> {
+        self.endpoint.await_links(self.group, ranks, timeout)
+    }
+
+    /// Members that have a link to this one.
+    #[must_use]
+    pub fn linked(&self) -> Vec<usize> {
+        self.endpoint.linked(self.group)
+    }
+
     /// Bruck's all-gather of byte strings.
     fn gather(&self, own: Vec<u8>, timeout: Duration) -> Result<Vec<Vec<u8>>> {
         let n = self.size();

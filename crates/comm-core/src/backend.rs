@@ -451,7 +451,8 @@ pub trait Pending: Send {
 pub struct SplitRequest {
     /// Ranks of the parent, in the child's order; empty: this rank takes part but joins no child.
     pub ranks: Vec<usize>,
-    /// The number of this split among the parent's collectives.
+    /// The first of the two numbers that this split has among the parent's collectives, `seq` and `seq + 1`: for the
+    /// ranks to compare what they pass, and to wait until all have their child.
     pub seq: u64,
     /// Options of the child.
     pub options: CommOptions,

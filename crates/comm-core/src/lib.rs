@@ -34,7 +34,8 @@ pub use backend::{
 pub use blocks::{IntoBufList, IntoBufListMut, RawBlocks, RawBlocksMut, StreamOrderedList};
 pub use buf::{DynBuf, DynBufMut, Host, IntoBuf, IntoBufMut, RawBuf, RawBufMut, StreamOrdered};
 pub use comm::{
-    AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp, Communicator, Members, OpTicket, Scope, ScopedBatch, With,
+    AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp, Communicator, Members, OpTicket, Scope, ScopedBatch,
+    SplitOptions, With, abort_all,
 };
 pub use control::{Agreed, Control};
 pub use desc::{Agreement, DESC_BYTES, Fnv, OpDesc, Operation};

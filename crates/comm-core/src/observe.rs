@@ -148,6 +148,8 @@ pub(crate) struct Observers {
     any: AtomicBool,
     next: AtomicU64,
     list: RwLock<Vec<Entry>>,
+    /// Those of the communicator that this one was split from.
+    parent: Option<Arc<Self>>,
 }
 
 impl fmt::Debug for Observers {
@@ -189,14 +191,21 @@ impl Observers {
         ObserverGuard { owner: Arc::downgrade(self), id }
     }
 
-    /// One load: all that a call costs when nobody watches.
+    /// No observers of its own, and those of a parent.
+    pub(crate) fn below(parent: Option<Arc<Self>>) -> Arc<Self> {
+        Arc::new(Self { parent, ..Self::default() })
+    }
+
+    /// One load per generation of parents: all that a call costs when nobody watches.
     #[inline]
     pub(crate) fn any(&self) -> bool {
-        self.any.load(Ordering::Acquire)
+        self.any.load(Ordering::Acquire) || self.parent.as_ref().is_some_and(|p| p.any())
     }
 
     fn snapshot(&self) -> Vec<Entry> {
-        self.list.read().clone()
+        let mut all = self.parent.as_ref().map_or_else(Vec::new, |p| p.snapshot());
+        all.extend(self.list.read().iter().cloned());
+        all
     }
 
     /// Asks all observers; the first refusal wins. A panicking observer refuses nothing.

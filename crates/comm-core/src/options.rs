@@ -92,7 +92,7 @@ pub struct CommOptions {
     /// time for that, at least 250 ms. Then calls fail with `PeerFailed` and the cause `NoHeartbeat`, on all ranks. A peer that
     /// was stopped for less than this time is not noticed. That a process has ended shows at once, whatever this says.
     ///
-    /// The counterpart in torchcomms is the watchdog's timeout, which cannot tell a dead peer from a slow one.
+    /// torchcomms has no counterpart: there only the timeout of an operation tells that a peer is gone.
     pub heartbeat_timeout: Duration,
     /// Created without members, to be filled by `reconfigure`.
     pub dynamic: bool,

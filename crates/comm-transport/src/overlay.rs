@@ -76,6 +76,13 @@ pub trait Prober: Send + Sync + fmt::Debug {
     /// Asks endpoint rank `peer` for a sign of life. Returns at once, and does not call the endpoint from within: the
     /// answer, if one comes, goes to [`Endpoint::vouch`](crate::Endpoint::vouch).
     fn probe(&self, peer: usize);
+
+    /// Whether it says when it has asked in vain, through [`Endpoint::unanswered`](crate::Endpoint::unanswered): on a
+    /// machine with more to do than it can, it takes a while until a question is put at all. If not, the endpoint
+    /// counts the time itself.
+    fn tells(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

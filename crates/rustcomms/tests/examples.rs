@@ -2,6 +2,8 @@
 //!
 //! They are modules of this program, which runs itself again, so that they are never older than the test.
 
+#[path = "../examples/elastic.rs"]
+mod elastic;
 #[path = "../examples/exchange.rs"]
 mod exchange;
 #[path = "../examples/gathers.rs"]
@@ -36,6 +38,7 @@ impl Drop for Guard {
 fn entry() {
     let Ok(which) = std::env::var(WHICH) else { return };
     let main = match which.as_str() {
+        "elastic" => elastic::main,
         "exchange" => exchange::main,
         "gathers" => gathers::main,
         "messages" => messages::main,
@@ -70,6 +73,13 @@ fn run(which: &str, ranks: impl ToString, change: impl FnOnce(&mut Command)) -> 
         assert!(start.elapsed() < DEADLINE, "{which} on {} ranks hangs: {}", ranks.to_string(), text());
         std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+#[test]
+fn elastic_loses_one_and_gains_one() {
+    let (code, text) = run("elastic", 4, |_| {});
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(text.matches("elastic: generation 3 has 4 ranks, all right\n").count(), 1, "{text}");
 }
 
 fn all_worlds(which: &str) {

@@ -7,9 +7,11 @@ use std::time::Duration;
 use comm_core::{Clock, ErrorKind, Parker, RealClock, Result, Time};
 use comm_transport::{Endpoint, EndpointOptions, Engine, Link, Patience, Prober, Ward};
 
-use super::core::{Core, Due, here};
+use super::core::{Core, here};
 use super::net::{SimLink, killed_text};
+use super::state::Due;
 use crate::ground::{Ground, Identity, Job};
+use crate::regroup::Town;
 
 /// How long a thread that is no part of the simulation sleeps at a time.
 const NAP: Duration = Duration::from_millis(1);
@@ -147,6 +149,10 @@ impl SimGround {
 }
 
 impl Ground for SimGround {
+    fn town(&self) -> Arc<Town> {
+        Arc::clone(&self.core.town)
+    }
+
     fn pair(&self, a: Identity, b: Identity) -> (Box<dyn Link>, Box<dyn Link>) {
         let (x, y) = SimLink::pair(&self.core, a as usize, b as usize);
         (Box::new(x), Box::new(y))

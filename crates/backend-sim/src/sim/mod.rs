@@ -6,6 +6,7 @@ mod faults;
 mod net;
 mod outcome;
 mod random;
+mod state;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Weak};
@@ -43,6 +44,7 @@ pub(crate) struct Settings {
     pub(crate) real_limit: Duration,
     /// How many of the last happenings are kept.
     pub(crate) trace: usize,
+    pub(crate) newcomers: usize,
 }
 
 /// N ranks in one process and in virtual time, whose every step a seed decides.
@@ -94,6 +96,7 @@ impl Simulation {
             step_limit: STEP_LIMIT,
             real_limit: REAL_LIMIT,
             trace: 0,
+            newcomers: 0,
         };
         Self { settings, options: CommOptions::new().name("simulation") }
     }
@@ -146,16 +149,39 @@ impl Simulation {
         self
     }
 
+    /// The last `n` ranks are in no world at first; see [`run_each`](Self::run_each).
+    pub const fn newcomers(mut self, n: usize) -> Self {
+        self.settings.newcomers = n;
+        self
+    }
+
     /// Runs `f` as all ranks of one world.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` when there is nothing to run: no ranks, options that make no sense, or a seed in the environment
-    /// that is no number; `Io` when a thread cannot be started. What happens in a run is in the outcome.
+    /// `InvalidArgument` when there is nothing to run: no ranks, options that make no sense, faults at ranks that do not
+    /// exist, or a seed in the environment that is no number; `Io` when a thread cannot be started. What happens in a run is
+    /// in the outcome.
     pub fn run<T, F>(&self, f: F) -> Result<Outcome<T>>
     where
         T: Send + 'static,
         F: Fn(Communicator) -> Result<T> + Send + Sync + 'static,
+    {
+        self.run_each(move |rank| match rank.world {
+            Some(world) => f(world),
+            None => Err(Error::invalid("a newcomer has no world: Simulation::run_each")),
+        })
+    }
+
+    /// Runs `f` as all ranks, of which the [`newcomers`](Self::newcomers) are in no world.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](Self::run).
+    pub fn run_each<T, F>(&self, f: F) -> Result<Outcome<T>>
+    where
+        T: Send + 'static,
+        F: Fn(SimRank) -> Result<T> + Send + Sync + 'static,
     {
         let mut settings = self.settings.clone();
         if settings.size == 0 {
@@ -164,25 +190,32 @@ impl Simulation {
         if let Some(seed) = seed_of_environment()? {
             settings.seed = seed;
         }
-        let (n, seed) = (settings.size, settings.seed);
+        let (n, seed, newcomers) = (settings.size, settings.seed, settings.newcomers);
         if let Some((rank, ..)) = settings.faults.ranks.iter().find(|(rank, ..)| *rank >= n) {
             return Err(Error::invalid(format!("a fault is placed at rank {rank} of a simulation of {n} ranks")));
         }
         let core = Core::new(settings);
         let clock: Arc<dyn Clock> = Arc::new(SimClock(Arc::clone(&core)));
         let ground: Arc<dyn Ground> = Arc::new(SimGround::new(Arc::clone(&core)));
-        let comms = crate::world_on(&ground, n, &self.options.clone().clock(clock))?;
+        let options = self.options.clone().clock(clock);
+        let old = n.saturating_sub(newcomers);
+        let comms = if old > 0 { crate::world_on(&ground, old, &options)? } else { Vec::new() };
+        let worlds = comms.into_iter().map(Some).chain((old..n).map(|_| None));
         let f = Arc::new(f);
         let ends: Arc<Mutex<Vec<Option<Ended<T>>>>> = Arc::new(Mutex::new((0..n).map(|_| None).collect()));
         let mut threads = Vec::new();
-        for (rank, comm) in comms.into_iter().enumerate() {
-            let watch = Arc::new(Watch { calls: Calls::default(), backend: Arc::downgrade(comm.backend()) });
-            comm.observe(Arc::clone(&watch) as Arc<dyn Observer>).detach();
+        for (rank, world) in worlds.enumerate() {
+            let backend = world.as_ref().map(|w| Arc::downgrade(w.backend()));
+            let watch = Arc::new(Watch { calls: Calls::default(), backend });
+            if let Some(world) = &world {
+                world.observe(Arc::clone(&watch) as Arc<dyn Observer>).detach();
+            }
+            let sim = SimRank { rank, options: options.clone(), world };
             core.lock().ranks[rank].calls = Some(Arc::clone(&watch) as Arc<_>);
             let thread = core.add_thread(rank, "rank");
             let (f, ends, own) = (Arc::clone(&f), Arc::clone(&ends), Arc::clone(&core));
             let body = move || {
-                let end = match catch_unwind(AssertUnwindSafe(|| f(comm))) {
+                let end = match catch_unwind(AssertUnwindSafe(|| f(sim))) {
                     Ok(Ok(value)) => Ended::Value(value),
                     Ok(Err(e)) => Ended::Error(e),
                     Err(payload) => Ended::Panic(comm_core::panic_text(payload.as_ref())),
@@ -236,7 +269,7 @@ impl Simulation {
     }
 }
 
-fn stats(st: &self::core::State) -> Stats {
+fn stats(st: &self::state::State) -> Stats {
     let ranks: Vec<RankStats> = st.ranks.iter().map(|r| r.stats).collect();
     let mut total = RankStats::default();
     for r in &ranks {
@@ -262,15 +295,27 @@ pub(crate) fn here() -> Option<(Arc<dyn Ground>, Identity)> {
     Some((Arc::new(SimGround::new(here.core)), here.rank as Identity))
 }
 
+/// What a rank of a simulation starts with.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct SimRank {
+    /// Its number among all ranks of the simulation, by which faults name it.
+    pub rank: usize,
+    /// The simulation's options with its clock, for communicators that the rank makes itself.
+    pub options: CommOptions,
+    /// The world that it is in from the start; `None` for a newcomer.
+    pub world: Option<Communicator>,
+}
+
 /// A rank as it is watched from outside.
 struct Watch {
     calls: Calls,
-    backend: Weak<dyn Backend>,
+    backend: Option<Weak<dyn Backend>>,
 }
 
 impl Watch {
     fn abort(&self, rank: usize, text: &str) {
-        if let Some(b) = self.backend.upgrade() {
+        if let Some(b) = self.backend.as_ref().and_then(Weak::upgrade) {
             b.abort(&ErrorKind::Aborted { rank, cause: format!("it panicked: {text}") }.into());
         }
     }

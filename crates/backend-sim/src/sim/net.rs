@@ -8,8 +8,9 @@ use std::time::Duration;
 use comm_core::Time;
 use comm_transport::{HEADER, Link, Notify, carries_data};
 
-use super::core::{Core, Due, State, Todo};
+use super::core::Core;
 use super::faults::{Fault, FrameFault, Happened, RankFault};
+use super::state::{Due, State, Todo};
 
 /// Bytes of one direction of a link that are under way or unread before the writer has to wait.
 const CAPACITY: usize = 1 << 20;

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use comm_core::Secret;
 use comm_store::auth;
 
-use super::Peer;
 use super::stream::Stream;
+use super::{Peer, Setup};
 use crate::wire::{GREETING, Greeting, Outcome, PROBE};
 
 /// After this time without result the next address is tried beside.
@@ -20,6 +20,8 @@ const ANSWER: Duration = Duration::from_secs(5);
 const YIELD: Duration = Duration::from_secs(1);
 /// Longest pause between two rounds over the addresses.
 const PAUSE: Duration = Duration::from_millis(500);
+/// The same where a peer that has refused may be about to come.
+const SHORT_PAUSE: Duration = Duration::from_millis(80);
 
 /// One connection being made.
 struct Attempt {
@@ -66,6 +68,15 @@ pub(super) struct Caller<'a> {
     pub(super) me: Greeting,
     pub(super) secret: Option<&'a Secret>,
     pub(super) attempts: &'a mut u32,
+    /// Longest pause between two rounds over the addresses.
+    pause: Duration,
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn of(setup: &'a Setup, attempts: &'a mut u32) -> Self {
+        let pause = if setup.patient { SHORT_PAUSE } else { PAUSE };
+        Self { me: setup.me, secret: setup.secret.as_ref(), attempts, pause }
+    }
 }
 
 pub(super) struct Dial {
@@ -190,7 +201,7 @@ impl Dial {
         self.hopeless = !self.to.addrs.is_empty();
         self.ended = self.hopeless;
         self.next = 0;
-        self.pause = Some(now + (Duration::from_millis(10) * 2u32.pow(self.rounds.min(6))).min(PAUSE));
+        self.pause = Some(now + (Duration::from_millis(10) * 2u32.pow(self.rounds.min(6))).min(caller.pause));
         Progress::Going
     }
 

@@ -180,6 +180,16 @@ impl Gathering {
         Unconnected { missing: left.map(|p| (*p, why(p))).collect() }
     }
 
+    /// Why a peer cannot be reached.
+    pub(crate) fn lost(&self, peer: usize) -> Option<String> {
+        self.lobby.state.lock().failed.get(&peer).cloned()
+    }
+
+    /// What goes wrong with a peer that is still being tried.
+    pub(crate) fn trouble(&self, peer: usize) -> Option<String> {
+        self.lobby.state.lock().trouble.get(&peer).cloned()
+    }
+
     /// Takes the connections that are there, those of peers that nobody waited for included.
     pub(crate) fn take(&self) -> BTreeMap<usize, TcpStream> {
         std::mem::take(&mut self.lobby.state.lock().finished)
@@ -231,6 +241,10 @@ impl Dialer for OnDemand {
 impl Prober for OnDemand {
     fn probe(&self, peer: usize) {
         self.shared.send(Command::Probe(self.id, peer));
+    }
+
+    fn tells(&self) -> bool {
+        true
     }
 }
 

@@ -10,11 +10,18 @@ use crate::life::Process;
 
 /// How often the process is looked at.
 const LOOK: Duration = Duration::from_millis(50);
+/// The dial must not end before the probe does.
+const BEYOND: Duration = Duration::from_secs(60);
 
 pub(super) struct Probe {
-    dial: Dial,
+    /// None when the peer cannot be connected to: its process may still be seen.
+    dial: Option<Dial>,
     process: Option<Process>,
     look: Instant,
+    /// Until when an answer counts.
+    until: Instant,
+    /// The time is up; what has come meanwhile is still looked at.
+    last: bool,
 }
 
 /// What is known of the peer by now.
@@ -23,38 +30,30 @@ pub(super) enum Sign {
     Nothing,
     /// It lives.
     Alive,
-    /// There will be no answer.
+    /// It has not answered in time.
     Over,
-}
-
-impl From<Progress> for Sign {
-    fn from(p: Progress) -> Self {
-        match p {
-            Progress::Going => Self::Nothing,
-            Progress::Accepted(_) => Self::Alive,
-            Progress::Failed { .. } => Self::Over,
-        }
-    }
 }
 
 impl Probe {
     pub(super) fn new(peer: usize, to: Peer, until: Instant) -> Self {
         let process = to.process;
-        Self { dial: Dial::probe(peer, to, until), process, look: Instant::now() }
+        let dial = Some(Dial::probe(peer, to, until + BEYOND));
+        Self { dial, process, look: Instant::now(), until, last: false }
     }
 
     pub(super) fn sockets(&self) -> impl Iterator<Item = (&Stream, u32, bool)> {
-        self.dial.sockets()
+        self.dial.iter().flat_map(Dial::sockets)
     }
 
     pub(super) fn timer(&self) -> Instant {
-        if self.process.is_some() { self.dial.timer().min(self.look) } else { self.dial.timer() }
+        let look = self.process.is_some().then_some(self.look);
+        self.dial.as_ref().map(Dial::timer).into_iter().chain(look).fold(self.until, Instant::min)
     }
 
     pub(super) fn tick(&mut self, caller: &mut Caller<'_>) -> Sign {
         let now = Instant::now();
         if let Some(process) = &self.process
-            && self.look <= now
+            && (self.look <= now || self.until <= now)
         {
             // Where there are many more threads than cores, one that wants to answer may have to wait; then it is seen
             // to wait. One that is stopped does not want to.
@@ -63,10 +62,27 @@ impl Probe {
             }
             self.look = now + LOOK;
         }
-        self.dial.tick(caller).into()
+        if self.until <= now {
+            // This thread may have waited for a core itself, and the answer for this thread.
+            return if std::mem::replace(&mut self.last, true) { Sign::Over } else { Sign::Nothing };
+        }
+        let progress = self.dial.as_mut().map_or(Progress::Going, |d| d.tick(caller));
+        self.sign(&progress)
     }
 
     pub(super) fn ready(&mut self, number: u32, caller: &Caller<'_>) -> Sign {
-        self.dial.ready(number, caller).into()
+        let progress = self.dial.as_mut().map_or(Progress::Going, |d| d.ready(number, caller));
+        self.sign(&progress)
+    }
+
+    fn sign(&mut self, progress: &Progress) -> Sign {
+        match progress {
+            Progress::Going => Sign::Nothing,
+            Progress::Accepted(_) => Sign::Alive,
+            Progress::Failed { .. } => {
+                self.dial = None;
+                Sign::Nothing
+            }
+        }
     }
 }

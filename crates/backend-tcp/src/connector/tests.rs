@@ -9,6 +9,7 @@ use comm_core::Secret;
 use socket2::{Domain, Socket, Type};
 
 const LIMIT: Duration = Duration::from_secs(30);
+const HEARTBEAT: Duration = Duration::from_millis(300);
 
 fn me(rank: usize) -> Greeting {
     Greeting { key: 7, nonce: 9, from: rank as u32, to: 0, code: 0 }
@@ -19,11 +20,8 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    (
-        Gathering::open(Setup { me: me(rank), size, secret, listener, heartbeat: Duration::from_secs(30), until })
-            .unwrap(),
-        addr,
-    )
+    let setup = Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until, patient: false };
+    (Gathering::open(setup).unwrap(), addr)
 }
 
 fn at(addrs: &[SocketAddr], same_host: bool) -> Peer {
@@ -494,4 +492,81 @@ fn endpoints_connect_on_demand() {
     // It may be said when it is sent, or later.
     let e = a.send_control(ga, 2, 5, b"x").and_then(|()| a.recv_control(ga, 2, 5, LIMIT).map(drop)).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::PeerFailed { rank: 2, cause: PeerCause::Killed }), "{e}");
+}
+
+/// Who asks for a sign of life gets one and is hung up on; who has no business here does not.
+#[test]
+fn a_probe_is_answered_whatever_else_is_there() {
+    let ((a, at_a), (b, at_b)) = (end(0, 2, None, LIMIT), end(1, 2, None, LIMIT));
+    let ask = |g: Greeting| {
+        let mut s = TcpStream::connect(at_a).unwrap();
+        s.write_all(&Greeting { code: crate::wire::PROBE, ..g }.encode()).unwrap();
+        let said = answer(&mut s);
+        (!said.is_empty()).then(|| Greeting::decode(said.as_slice().try_into().unwrap()).unwrap().code)
+    };
+    for _ in 0..3 {
+        assert_eq!(ask(me(1)), Some(4));
+    }
+    for other in [Greeting { nonce: 1, ..me(1) }, Greeting { key: 1, ..me(1) }, me(0), me(7)] {
+        assert_eq!(ask(other), None);
+    }
+    // It is no connection, and stands in the way of none.
+    assert!(!a.wait(&[1], Instant::now() + Duration::from_millis(50)).unwrap());
+    b.learn(vec![(0, at(&[at_a], true))]);
+    b.want([0]);
+    joined(&a, 0, &b, 1);
+    assert_eq!(ask(me(1)), Some(4));
+    drop((a, b, at_b));
+}
+
+/// An endpoint hears from a silent peer through the connector, over wrong addresses too, with and without a secret, and
+/// when the address becomes known after the question; from one that does not answer it hears nothing.
+#[test]
+fn silent_peers_are_probed() {
+    use comm_core::{ErrorKind, PeerCause, RealClock};
+    use comm_transport::{EndpointOptions, GroupSpec, Link, SocketLink};
+
+    let silent = || {
+        let (x, y) = std::os::unix::net::UnixStream::pair().unwrap();
+        let link: Box<dyn Link> = Box::new(SocketLink::new(x).unwrap());
+        (link, y)
+    };
+    for (secret, answers, late) in
+        [(None, true, false), (Some("s"), true, false), (None, true, true), (None, false, false)]
+    {
+        let ((mut a, _), (_b, at_b)) = (end(0, 2, secret, LIMIT), end(1, 2, secret, LIMIT));
+        let (_held, dead) = nobody();
+        let mute = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addrs = if answers { vec![dead, at_b] } else { vec![dead, mute.local_addr().unwrap()] };
+        let (link, _open) = silent();
+        let options = EndpointOptions {
+            heartbeat: HEARTBEAT,
+            prober: Some(a.prober()),
+            ..EndpointOptions::new(Arc::new(RealClock))
+        };
+        let e = Endpoint::new(0, vec![None, Some(link)], options).unwrap();
+        a.hand_over(&e);
+        if !late {
+            a.learn(vec![(1, at(&addrs, false))]);
+        }
+        let spec = GroupSpec { id: 1, generation: 0, name: "g".into(), members: vec![0, 1], window: 1 << 20 };
+        let g = e.create_group(spec).unwrap();
+        if late {
+            std::thread::sleep(Duration::from_millis(350));
+            a.learn(vec![(1, at(&addrs, false))]);
+        }
+        std::thread::sleep(4 * HEARTBEAT);
+        let until = Instant::now() + LIMIT;
+        while !answers && e.failure(g).is_none() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let failed = e.failure(g);
+        if answers {
+            assert!(failed.is_none(), "{secret:?} {late}: {failed:?}");
+        } else {
+            let failed = failed.expect("nobody has answered");
+            let named = ErrorKind::PeerFailed { rank: 1, cause: PeerCause::NoHeartbeat };
+            assert_eq!(failed.kind(), &named);
+        }
+    }
 }

@@ -45,6 +45,8 @@ pub(crate) struct Setup {
     pub(crate) heartbeat: Duration,
     /// Until when ranks may connect before the endpoint exists.
     pub(crate) until: Instant,
+    /// Whether they may connect until then although the endpoint exists: members that come at different times.
+    pub(crate) patient: bool,
 }
 
 /// A descriptor of a world.
@@ -63,6 +65,7 @@ enum News {
     /// Why, and whether its process has ended.
     Unreachable(usize, String, bool),
     Alive(usize),
+    Unanswered(usize),
     Ended(usize),
 }
 
@@ -132,7 +135,10 @@ impl World {
             return;
         };
         let patience = self.setup.heartbeat.clamp(ON_DEMAND, DAY);
-        let until = if self.endpoint.is_some() { Instant::now() + patience } else { self.setup.until };
+        let mut until = if self.endpoint.is_some() { Instant::now() + patience } else { self.setup.until };
+        if self.setup.patient {
+            until = until.max(self.setup.until);
+        }
         let mut dial = Dial::new(peer, to.clone(), until);
         if self.reservation(peer).is_some() {
             // It is about to come.
@@ -195,7 +201,7 @@ impl World {
 
     /// Passes on what has happened. Called without any lock held; the endpoint does not make it wait.
     pub(super) fn deliver(&mut self) {
-        if self.endpoint.is_none() && !self.dials.is_empty() {
+        if (self.endpoint.is_none() || self.setup.patient) && !self.dials.is_empty() {
             let mut lobby = self.lobby.state.lock();
             lobby.trouble.extend(self.dials.iter().map(|(p, d)| (*p, d.trouble())));
         }
@@ -210,7 +216,7 @@ impl World {
                     News::Linked(p, s) => drop(lobby.finished.insert(p, s)),
                     News::Unreachable(p, why, _) => drop(lobby.failed.insert(p, why)),
                     // Nobody has asked yet.
-                    News::Alive(_) | News::Ended(_) => {}
+                    News::Alive(_) | News::Unanswered(_) | News::Ended(_) => {}
                 }
             }
             self.lobby.changed.notify_all();
@@ -228,6 +234,9 @@ impl World {
                     }
                 }
                 News::Unreachable(p, why, ended) => {
+                    if self.setup.patient {
+                        self.lobby.state.lock().failed.insert(p, why.clone());
+                    }
                     tracing::warn!(rank = self.rank(), peer = p, why, "a rank cannot be reached");
                     if ended {
                         endpoint.lost_process(p);
@@ -236,6 +245,7 @@ impl World {
                     }
                 }
                 News::Alive(p) => endpoint.vouch(p),
+                News::Unanswered(p) => endpoint.unanswered(p),
                 News::Ended(p) => {
                     tracing::debug!(rank = self.rank(), peer = p, "the process of a rank has ended");
                     endpoint.lost_process(p);
@@ -280,14 +290,14 @@ impl World {
         for peer in self.dials.keys().copied().collect::<Vec<_>>() {
             let Some(dial) = self.dials.get_mut(&peer) else { continue };
             let setup = &self.setup;
-            let mut caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+            let mut caller = Caller::of(setup, &mut self.attempts);
             let progress = dial.tick(&mut caller);
             self.progressed(peer, progress);
         }
         for peer in self.probes.keys().copied().collect::<Vec<_>>() {
             let Some(probe) = self.probes.get_mut(&peer) else { continue };
             let setup = &self.setup;
-            let mut caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+            let mut caller = Caller::of(setup, &mut self.attempts);
             let sign = probe.tick(&mut caller);
             self.probed(peer, sign);
         }
@@ -301,14 +311,14 @@ impl World {
             Source::Attempt(peer, number) => {
                 let Some(dial) = self.dials.get_mut(&peer) else { return };
                 let setup = &self.setup;
-                let caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+                let caller = Caller::of(setup, &mut self.attempts);
                 let progress = dial.ready(number, &caller);
                 self.progressed(peer, progress);
             }
             Source::Probe(peer, number) => {
                 let Some(probe) = self.probes.get_mut(&peer) else { return };
                 let setup = &self.setup;
-                let caller = Caller { me: setup.me, secret: setup.secret.as_ref(), attempts: &mut self.attempts };
+                let caller = Caller::of(setup, &mut self.attempts);
                 let sign = probe.ready(number, &caller);
                 self.probed(peer, sign);
             }
@@ -320,12 +330,13 @@ impl World {
     }
 
     fn probed(&mut self, peer: usize, sign: Sign) {
-        if sign != Sign::Nothing {
-            self.probes.remove(&peer);
-        }
-        if sign == Sign::Alive {
-            self.news.push(News::Alive(peer));
-        }
+        let news = match sign {
+            Sign::Nothing => return,
+            Sign::Alive => News::Alive(peer),
+            Sign::Over => News::Unanswered(peer),
+        };
+        self.probes.remove(&peer);
+        self.news.push(news);
     }
 
     fn progressed(&mut self, peer: usize, progress: Progress) {

@@ -65,7 +65,7 @@ impl Host {
     }
 
     /// `program` on this host.
-    fn command(&self, program: &str) -> Command {
+    pub fn command(&self, program: &str) -> Command {
         const OWN: [&str; 3] = ["--net", "--mount", "--uts"];
         let user: &[&str] = if self.user { &["--user", "--preserve-credentials"] } else { &[] };
         self.enter(&[user, &OWN].concat(), program)

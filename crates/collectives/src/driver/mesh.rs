@@ -6,12 +6,14 @@ use std::time::Duration;
 
 use comm_control::MeshControl;
 use comm_core::{
-    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, HintSpec,
-    OpDesc, OpQuery, OpRequest, Operation, Pending, Result, SplitRequest, Support, check_hints,
+    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, ErrorKind,
+    HintSpec, OpDesc, OpQuery, OpRequest, Operation, Pending, ReconfigureRequest, Result, SplitRequest, Support,
+    check_hints,
 };
 use comm_transport::{Connect, Endpoint, GroupId, GroupSpec};
 
 use super::pool::Pool;
+use super::regroup::Regroup;
 use super::task::Messages;
 use crate::schedule::Shape;
 use crate::select::{Algorithm, Table};
@@ -99,6 +101,8 @@ pub struct MeshBackend {
     pub(super) control: Arc<MeshControl>,
     pub(super) options: MeshOptions,
     pub(super) pool: Arc<Pool>,
+    /// How it gets another membership; `None` if it never does.
+    pub(super) regroup: Option<Arc<dyn Regroup>>,
 }
 
 impl fmt::Debug for MeshBackend {
@@ -142,13 +146,26 @@ impl MeshBackend {
         let group = endpoint.create_group(spec.clone())?;
         let control = Arc::new(MeshControl::new(Arc::clone(&endpoint), group, rank, spec.clone()));
         match info(&control) {
-            Ok(info) => Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default() }),
+            Ok(info) => Ok(Self { info, endpoint, group, spec, control, options, pool: Arc::default(), regroup: None }),
             Err(e) => {
                 endpoint.close(group);
                 endpoint.forget(group);
                 Err(e)
             }
         }
+    }
+
+    /// With a lineage, by which it can be given another membership.
+    #[must_use]
+    pub fn with_regroup(mut self, regroup: Arc<dyn Regroup>) -> Self {
+        self.regroup = Some(regroup);
+        self
+    }
+
+    fn regroup(&self, what: &str) -> Result<&Arc<dyn Regroup>> {
+        let fixed =
+            || Error::unsupported(what, format!("this communicator of {} has a fixed membership", self.info.name));
+        self.regroup.as_ref().ok_or_else(fixed)
     }
 
     /// The endpoint, for tests and metrics.
@@ -193,6 +210,19 @@ impl MeshBackend {
     }
 }
 
+/// What backend `name` does over a mesh, whoever its members are.
+pub(super) fn supports(name: &str, query: &OpQuery) -> Support {
+    if query.memory.kind != DeviceKind::Cpu {
+        let reason = format!("backend {name} works on host memory; copy to the host first");
+        return Support::Unsupported { reason };
+    }
+    match query.operation {
+        Operation::Send | Operation::Recv | Operation::Batch | Operation::SendRecv => Support::Native,
+        op if Algorithm::ALL.iter().any(|a| a.operation() == op) => Support::Native,
+        other => Support::Unsupported { reason: format!("backend {name} does not have {other} yet") },
+    }
+}
+
 // SAFETY: buffers are handed to the endpoint as pieces of an operation; the endpoint touches them under its lock
 // until a piece is done or the operation has ended, and removes what is left (`purge`) before it reports an
 // operation as ended; `Flight` cancels an operation whose handle is dropped.
@@ -202,15 +232,7 @@ unsafe impl Backend for MeshBackend {
     }
 
     fn supports(&self, query: &OpQuery) -> Support {
-        if query.memory.kind != DeviceKind::Cpu {
-            let reason = format!("backend {} works on host memory; copy to the host first", self.info.name);
-            return Support::Unsupported { reason };
-        }
-        match query.operation {
-            Operation::Send | Operation::Recv | Operation::Batch | Operation::SendRecv => Support::Native,
-            op if Algorithm::ALL.iter().any(|a| a.operation() == op) => Support::Native,
-            other => Support::Unsupported { reason: format!("backend {} does not have {other} yet", self.info.name) },
-        }
+        supports(self.info.name, query)
     }
 
     fn clock(&self) -> &Arc<dyn Clock> {
@@ -293,6 +315,18 @@ unsafe impl Backend for MeshBackend {
 
     fn shrink(&self, survivors: &[usize], timeout: Duration) -> Result<Arc<dyn Backend>> {
         Ok(Arc::new(self.shrink_to(survivors, timeout)?))
+    }
+
+    fn reconfigure(&self, request: &ReconfigureRequest) -> Result<Arc<dyn Backend>> {
+        let new = self.regroup("reconfigure")?.gather(request)?;
+        // Those who are left out learn it here; it is no failure that this communicator could have had before.
+        let (ours, theirs) = (self.info.generation, new.info.generation);
+        self.endpoint.fail(self.group, &ErrorKind::StaleGeneration { ours, theirs }.into());
+        Ok(Arc::new(new))
+    }
+
+    fn init_handle(&self) -> Result<String> {
+        self.regroup("init_handle")?.handle()
     }
 
     fn explain(&self, desc: &OpDesc) -> String {

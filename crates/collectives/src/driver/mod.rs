@@ -2,11 +2,15 @@
 //! backend-sim share.
 
 mod buffers;
+mod empty;
 mod mesh;
 mod plan;
 mod pool;
+mod regroup;
 mod shrink;
 mod split;
 mod task;
 
+pub use empty::EmptyBackend;
 pub use mesh::{MESH_HINTS, MeshBackend, MeshOptions};
+pub use regroup::{Common, Handle, Identity, Lineage, Regroup, Roster};

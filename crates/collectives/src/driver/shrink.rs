@@ -46,6 +46,6 @@ impl MeshBackend {
             members: survivors.iter().map(|r| self.spec.members[*r]).collect(),
             window: self.spec.window,
         };
-        self.descend(survivors, spec)
+        self.descend(survivors, spec, self.options.clone())
     }
 }

@@ -17,7 +17,7 @@ pub(super) fn rank_in_range(what: &str, rank: usize, size: usize) -> Result<()> 
 
 /// The answer of a dynamic communicator that has not been filled yet.
 pub(super) fn no_members<T>() -> Result<T> {
-    Err(Error::invalid("this communicator has no members yet; call `reconfigure` first"))
+    Err(Error::invalid("this communicator has no members yet: call reconfigure"))
 }
 
 /// A typed operator is made for the element type by the compiler, but `Operator` may be implemented by anybody.

@@ -33,7 +33,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 pub use self::batch::{AsyncBatch, Batch, BatchBuffers, BatchSlot, BatchedOp};
-pub use self::family::Members;
+pub use self::family::{Members, SplitOptions};
 pub use self::ops::With;
 pub use self::scope::{Scope, ScopedBatch};
 pub use self::ticket::OpTicket;
@@ -449,17 +449,13 @@ impl Communicator {
 
     /// Fails the communicator on all ranks: everything in flight ends with `Aborted`, as does every
     /// later call. Any thread; does not block. Inside a custom operator: that operation fails once the operator returns.
+    ///
+    /// The first cause stays: aborting a communicator that has failed changes nothing. Ranks that come later, and
+    /// `finalize`, get the cause too. Its children are communicators of their own; see [`abort_all`].
+    ///
+    /// Counterpart: `ncclCommAbort`, torchcomms `abort`; unlike `MPI_Abort` it ends no process.
     pub fn abort(&self, reason: &str) {
-        if in_fold() {
-            return abort_fold(reason);
-        }
-        let i = self.inner();
-        let kind = ErrorKind::Aborted { rank: i.rank(), cause: reason.to_owned() };
-        let cause = Error::new(kind).with_context(|| i.context(None, None));
-        if i.observers.any() {
-            i.observers.event(&Event::Aborted { comm: &i.name, cause: &cause }, i.clock().now());
-        }
-        i.backend.abort(&cause);
+        abort_all([self], reason);
     }
 
     /// Ends the communicator in an orderly way. Collective: waits for what is in flight here, then for
@@ -504,5 +500,34 @@ impl Communicator {
             _ => failed,
         };
         failed.and(drained).and(ended)
+    }
+}
+
+/// Aborts several communicators, as [`Communicator::abort`]: parents and children, or all that a program has.
+///
+/// It waits for nobody and takes no lock for longer than one look, so that it ends whatever threads wait in which of
+/// them, in any order; observers are told after all have failed. Inside a custom operator: that operation fails once the
+/// operator returns, the others are left alone.
+///
+/// Counterpart: `ncclCommAbort` for each between `ncclGroupStart` and `ncclGroupEnd`.
+pub fn abort_all<'c>(comms: impl IntoIterator<Item = &'c Communicator>, reason: &str) {
+    if in_fold() {
+        return abort_fold(reason);
+    }
+    let mut failed = Vec::new();
+    for c in comms {
+        let i = c.inner();
+        if i.failure().is_some() {
+            continue;
+        }
+        let kind = ErrorKind::Aborted { rank: i.rank(), cause: reason.to_owned() };
+        let cause = Error::new(kind).with_context(|| i.context(None, None));
+        i.backend.abort(&cause);
+        failed.push((i, cause));
+    }
+    for (i, cause) in failed {
+        if i.observers.any() {
+            i.observers.event(&Event::Aborted { comm: &i.name, cause: &cause }, i.clock().now());
+        }
     }
 }

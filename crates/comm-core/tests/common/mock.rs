@@ -1,5 +1,6 @@
 //! A [`Backend`] whose operations end when the test says so.
 
+use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -8,7 +9,8 @@ use std::time::Duration;
 
 use comm_core::{
     Backend, BackendInfo, CallInfo, CallNumber, Clock, CommOptions, Communicator, Control, Device, Error, OpDesc,
-    OpQuery, OpRequest, Operation, P2pOp, Pending, RawBufMut, RealClock, Result, Support, Time,
+    OpQuery, OpRequest, Operation, P2pOp, Pending, RawBufMut, RealClock, ReconfigureRequest, Result, SplitRequest,
+    Support, Time,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -187,6 +189,14 @@ pub(crate) struct Mock {
     /// Calls of `close` and `finalize`.
     pub(crate) closes: AtomicUsize,
     pub(crate) finalizes: AtomicUsize,
+    /// What `split`, `reconfigure` and `shrink` make, one after the other; `None`: no child.
+    pub(crate) made: Mutex<VecDeque<Result<Option<Arc<Mock>>>>>,
+    /// Called inside of each of these.
+    pub(crate) on_make: Mutex<Option<Box<dyn Fn() + Send + Sync>>>,
+    pub(crate) splits: Mutex<Vec<SplitRequest>>,
+    pub(crate) reconfigures: Mutex<Vec<ReconfigureRequest>>,
+    /// What `agree_survivors` finds.
+    pub(crate) survivors: Mutex<Vec<usize>>,
 }
 
 impl fmt::Debug for Mock {
@@ -210,8 +220,14 @@ impl Mock {
     }
 
     pub(crate) fn rank_of(rank: usize, size: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
+        Self::of_generation(0, rank, size, clock)
+    }
+
+    pub(crate) fn of_generation(generation: u32, rank: usize, size: usize, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let mut info = BackendInfo::new("mock", rank, size);
+        info.generation = generation;
         Arc::new(Self {
-            info: BackendInfo::new("mock", rank, size),
+            info,
             clock,
             trick: Mutex::default(),
             sync_result: Mutex::new(Ok(())),
@@ -223,7 +239,22 @@ impl Mock {
             aborts: Mutex::default(),
             closes: AtomicUsize::new(0),
             finalizes: AtomicUsize::new(0),
+            made: Mutex::default(),
+            on_make: Mutex::default(),
+            splits: Mutex::default(),
+            reconfigures: Mutex::default(),
+            survivors: Mutex::default(),
         })
+    }
+
+    /// The next thing that the test wants made.
+    fn make(&self, what: &str) -> Result<Option<Arc<dyn Backend>>> {
+        if let Some(f) = &*self.on_make.lock() {
+            f();
+        }
+        let next = self.made.lock().pop_front();
+        let made = next.unwrap_or_else(|| Err(Error::unsupported(what, "the test wants none")))?;
+        Ok(made.map(|m| m as Arc<dyn Backend>))
     }
 
     pub(crate) fn comm(self: &Arc<Self>) -> Communicator {
@@ -343,5 +374,24 @@ unsafe impl Backend for Mock {
 
     fn close(&self) {
         self.closes.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn split(&self, request: &SplitRequest) -> Result<Option<Arc<dyn Backend>>> {
+        self.splits.lock().push(request.clone());
+        self.make("split")
+    }
+
+    fn reconfigure(&self, request: &ReconfigureRequest) -> Result<Arc<dyn Backend>> {
+        self.reconfigures.lock().push(request.clone());
+        Ok(self.make("reconfigure")?.unwrap())
+    }
+
+    fn agree_survivors(&self, _timeout: Duration) -> Result<Vec<usize>> {
+        Ok(self.survivors.lock().clone())
+    }
+
+    fn shrink(&self, survivors: &[usize], _timeout: Duration) -> Result<Arc<dyn Backend>> {
+        assert_eq!(*self.survivors.lock(), survivors);
+        Ok(self.make("shrink")?.unwrap())
     }
 }

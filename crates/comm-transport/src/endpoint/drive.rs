@@ -177,7 +177,7 @@ impl Endpoint {
         let until = self.clock().now().after(FLUSH);
         let st = self.state.lock();
         let flushed = |st: &mut State| {
-            let idle = st.peers.iter().all(|p| p.link.is_none() || p.tx.control_flushed());
+            let idle = st.peers.iter().all(|p| p.link.is_none() || p.down.is_some() || p.tx.control_flushed());
             idle.then_some(())
         };
         let _ = self.drive(st, Some(until), flushed);

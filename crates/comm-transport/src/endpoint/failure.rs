@@ -222,10 +222,17 @@ impl State {
         }
         match f.error.kind() {
             ErrorKind::PeerFailed { rank, .. } if *rank == group.rank => told(),
-            ErrorKind::PeerFailed { .. } | ErrorKind::Corrupt { .. } | ErrorKind::Aborted { .. } => {
+            ErrorKind::PeerFailed { .. }
+            | ErrorKind::Corrupt { .. }
+            | ErrorKind::Aborted { .. }
+            // These say the same of all members: that there is a newer communicator, or that it came to none.
+            | ErrorKind::StaleGeneration { .. }
+            | ErrorKind::Bootstrap { .. } => f.error.kind().clone().into(),
+            _ if f.origin == group.rank => f.error.clone(),
+            // All who wait in a monitored barrier learn the same, whoever's time was up first.
+            ErrorKind::Timeout { missing, .. } if !missing.contains(&group.rank) && is_barrier(own, &f.error) => {
                 f.error.kind().clone().into()
             }
-            _ if f.origin == group.rank => f.error.clone(),
             _ => told(),
         }
     }
@@ -381,6 +388,16 @@ impl State {
             self.finish_op(op, Err(error));
         }
     }
+}
+
+/// Whether a call is the monitored barrier that an error comes from.
+fn is_barrier(own: Option<(u64, OpDesc)>, error: &Error) -> bool {
+    let barrier = Operation::MonitoredBarrier;
+    own.is_some_and(|(seq, desc)| {
+        desc.operation == barrier
+            && error.context().seq == Some(seq)
+            && error.context().op.as_deref() == Some(barrier.name())
+    })
 }
 
 /// Whether two calls differ: for collectives by the table, for messages in type or count.

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use comm_core::{Error, ErrorKind, OpDesc, PeerCause, Result};
+use comm_core::{Error, ErrorKind, OpDesc, Operation, PeerCause, Result};
 
 use super::agree::Agreement;
 use super::failure::Failure;
@@ -348,6 +348,9 @@ impl State {
                 self.mismatch(g, p, key, theirs, Some(desc));
             } else if queried {
                 self.tell_status(g, seq, desc, false);
+            }
+            if desc.operation == Operation::MonitoredBarrier {
+                self.announce(op);
             }
         }
         Ok(op)

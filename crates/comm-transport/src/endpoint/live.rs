@@ -24,6 +24,8 @@ use crate::overlay::Prober;
 
 /// Time that a silent peer gets at least to answer the prober.
 const LEAST_GRACE: Duration = Duration::from_millis(250);
+/// How many times the time for an answer it may take until the prober says that there is none.
+const LONGEST_QUESTION: u32 = 4;
 /// No heartbeats more often than this, whatever peers ask for.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long nothing may come any more from a process that has ended before its link is given up.
@@ -131,6 +133,17 @@ impl State {
         }
     }
 
+    /// `p` was asked, and has not answered.
+    pub(super) fn unanswered(&mut self, p: usize) {
+        let now = self.now();
+        if let Some(verdict) = self.peers.get_mut(p).and_then(|x| x.pulse.verdict.as_mut()) {
+            *verdict = now.min(*verdict);
+            self.live.next = self.live.next.min(now);
+            // Whoever sleeps has to look at timers.
+            self.ended = true;
+        }
+    }
+
     /// The process of `p` has ended. What it has written is still to be read.
     pub(super) fn process_ended(&mut self, p: usize) {
         let now = self.now();
@@ -186,7 +199,7 @@ impl State {
         let mut next = Time(u64::MAX);
         let (mut doubted, mut silent, mut over) = (Vec::new(), Vec::new(), Vec::new());
         for p in 0..self.peers.len() {
-            if self.peers[p].link.is_none() {
+            if self.peers[p].link.is_none() || self.peers[p].down.is_some() {
                 continue;
             }
             let peer = &mut self.peers[p];
@@ -268,7 +281,10 @@ impl State {
 
     /// `p` has been silent for too long: asks it on the other way.
     fn doubt(&mut self, p: usize, now: Time) {
-        let verdict = now.after(self.live.grace());
+        let grace = self.live.grace();
+        // A prober that tells when it has asked in vain is waited for: it may need a while for a core.
+        let tells = self.live.prober.as_ref().is_some_and(|p| p.tells());
+        let verdict = now.after(if tells { grace * LONGEST_QUESTION } else { grace });
         self.peers[p].pulse.verdict = Some(verdict);
         self.live.next = self.live.next.min(verdict);
         if let Some(prober) = &self.live.prober {
@@ -290,6 +306,22 @@ impl State {
         for g in self.groups_of(p) {
             self.blame(g, p, PeerCause::NoHeartbeat);
         }
-        self.lose_peer(p, PeerCause::NoHeartbeat);
+        if self.peers[p].tx.control_flushed() {
+            return self.lose_peer(p, PeerCause::NoHeartbeat);
+        }
+        // It has left so much unread that the reason does not fit: that goes out if it ever reads on. Till then, or till
+        // the connection ends, the link stays, and is used for nothing else.
+        self.peers[p].down = Some(PeerCause::NoHeartbeat);
+        self.moved = true;
+        self.ended = true;
+    }
+}
+
+/// What an error of a link says of the peer: that its host does not answer, or that it has hung up.
+pub(crate) fn cause_of(e: &std::io::Error) -> PeerCause {
+    use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    match e.kind() {
+        TimedOut | HostUnreachable | NetworkUnreachable => PeerCause::NoHeartbeat,
+        _ => PeerCause::Killed,
     }
 }

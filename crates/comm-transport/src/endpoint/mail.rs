@@ -15,6 +15,7 @@ enum Letter {
     Attach(usize, Box<dyn Link>),
     Unreachable(usize, String),
     Vouch(usize),
+    Unanswered(usize),
     Ended(usize),
 }
 
@@ -55,6 +56,12 @@ impl Endpoint {
         self.deliver(Letter::Vouch(peer));
     }
 
+    /// `peer` was asked for a sign of life, had time to answer, and has not, see [`Prober::tells`](crate::Prober::tells).
+    /// Never waits for the endpoint.
+    pub fn unanswered(&self, peer: usize) {
+        self.deliver(Letter::Unanswered(peer));
+    }
+
     /// The process of `peer` has ended, whatever its connections say: a child that it has forked may hold them open. What
     /// it has written is read first. Never waits for the endpoint.
     pub fn lost_process(&self, peer: usize) {
@@ -81,7 +88,7 @@ impl Endpoint {
 impl State {
     /// Does what other threads have asked for.
     pub(super) fn open_mail(&mut self) {
-        if !self.mail.full.load(Ordering::Relaxed) {
+        if !self.mail.full.load(Ordering::SeqCst) {
             return;
         }
         let mail = Arc::clone(&self.mail);
@@ -97,6 +104,7 @@ impl State {
                     }
                 }
                 Letter::Vouch(p) => self.vouched(p),
+                Letter::Unanswered(p) => self.unanswered(p),
                 Letter::Ended(p) => self.process_ended(p),
             }
         }

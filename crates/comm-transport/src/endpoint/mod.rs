@@ -17,6 +17,7 @@ mod failure;
 mod flight;
 mod group;
 mod kill;
+mod links;
 mod live;
 mod mail;
 mod monitor;

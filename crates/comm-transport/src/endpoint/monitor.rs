@@ -299,6 +299,24 @@ impl State {
         }
     }
 
+    /// Tells everybody at once that this rank is in a monitored barrier, whose time may be too short for anything else.
+    /// In a group that is too large for that, rank 0 is asked at once.
+    pub(crate) fn announce(&mut self, op: OpId) {
+        let Some(slot) = self.slot(op) else { return };
+        let (g, desc) = (slot.group, slot.desc);
+        let (Some(seq), Some(group)) = (slot.seq, self.group(g)) else { return };
+        if group.members.len() > SMALL {
+            return self.report(op);
+        }
+        let total = group.rank as u64 + 1;
+        let h = Header { seq, desc, step: CRY, total, ..Header::new(Kind::Status, group.id, group.generation) };
+        let all = if group.sparse { &group.overlay } else { &(0..group.members.len()).collect() };
+        let others: Vec<usize> = all.iter().filter(|r| **r != group.rank).map(|r| group.members[*r]).collect();
+        for m in others {
+            self.send_control(m, h, Vec::new());
+        }
+    }
+
     pub(crate) fn monitor_timer(&self) -> Option<Time> {
         self.groups.iter().flatten().filter(|g| !g.monitor.changed.is_empty()).map(|g| g.monitor.sent.after(NEWS)).min()
     }

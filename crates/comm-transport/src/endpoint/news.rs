@@ -76,7 +76,7 @@ impl State {
     /// Whether frames can be sent to `p`, now or once a link is there.
     pub(crate) fn is_reachable(&self, p: usize) -> bool {
         let peer = &self.peers[p];
-        peer.link.is_some() || (peer.down.is_none() && self.dialer.is_some() && p != self.rank)
+        peer.down.is_none() && (peer.link.is_some() || (self.dialer.is_some() && p != self.rank))
     }
 
     /// Whether a link to `p` is there or asked for.
@@ -129,6 +129,8 @@ impl State {
     /// A link to `p` has come: what was waiting for it goes out, and what `p` may have missed.
     pub(crate) fn linked(&mut self, p: usize) {
         self.moved = true;
+        // Somebody may be waiting for the link itself.
+        self.ended = true;
         for g in self.groups_of(p) {
             if let Some(f) = self.group(g).and_then(|g| g.failed.clone()) {
                 self.tell_failure_to(g, &f, &[p]);

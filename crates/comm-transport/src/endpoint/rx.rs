@@ -2,7 +2,7 @@
 
 use comm_core::{OpDesc, PeerCause};
 
-use super::live::Mark;
+use super::live::{Mark, cause_of};
 use super::op::Sink;
 use super::state::{COLLECTIVE, Key, OVERHEAD, P2P, Posted, State, Unexpected};
 use crate::frame::{HEADER, Header, Kind};
@@ -29,6 +29,8 @@ struct InFrame {
     orphan: bool,
     /// The payload is read and dropped.
     discard: bool,
+    /// It contradicts what this rank does, if its checksum says that it is what was sent.
+    judge: bool,
     /// Index of the group the frame belongs to.
     group: Option<usize>,
 }
@@ -151,7 +153,9 @@ impl State {
             match Header::decode(&raw) {
                 Ok(h) => {
                     if h.frame != rx.next_frame {
-                        let what = format!("frame {} arrived where frame {} was due", h.frame, rx.next_frame);
+                        let ahead = h.frame.wrapping_sub(rx.next_frame) < u32::MAX / 2;
+                        let how = if ahead { "frames were lost" } else { "a frame came again" };
+                        let what = format!("{how}: frame {} arrived where frame {} was due", h.frame, rx.next_frame);
                         self.corrupt(p, what);
                         return false;
                     }
@@ -272,7 +276,8 @@ impl State {
         let stale = group.is_some_and(|g| self.groups[g].as_ref().is_some_and(|g| g.generation != h.generation));
         // A heartbeat is no group's.
         let orphan = h.kind != Kind::Heartbeat && !self.by_id.contains_key(&h.comm) && !self.dead.contains(&h.comm);
-        let mut f = InFrame { header: h, left: h.len as usize, crc, small: Vec::new(), orphan, discard: stale, group };
+        let left = h.len as usize;
+        let mut f = InFrame { header: h, left, crc, small: Vec::new(), orphan, discard: stale, judge: false, group };
         if group.is_none() && !orphan {
             // A late frame of a communicator that is gone here, or not the peer's.
             f.discard = true;
@@ -280,7 +285,8 @@ impl State {
         if let (Some(g), false) = (group, f.discard)
             && h.kind.is_data()
         {
-            match self.admit_data(p, g, &h) {
+            f.judge = f.crc.is_some() && self.contradicts(p, g, &h);
+            match if f.judge { Ok(false) } else { self.admit_data(p, g, &h) } {
                 Ok(wanted) => f.discard = !wanted,
                 Err(what) => {
                     self.corrupt(p, what);
@@ -290,6 +296,15 @@ impl State {
         }
         self.peers[p].rx.frame = Some(f);
         self.peers[p].rx.frame.as_ref().is_some_and(|f| f.left > 0) || self.end_frame(p)
+    }
+
+    /// Whether a data frame is none that the peer should have sent. Not to be believed before its checksum.
+    fn contradicts(&self, p: usize, g: usize, h: &Header) -> bool {
+        let key = key_of(h, g);
+        if let Some(x) = self.peers[p].posted.iter().find(|x| x.key == key) {
+            return !compatible(key.kind, &x.desc, &h.desc) || h.total != x.len || h.offset != x.got;
+        }
+        key.kind == COLLECTIVE && self.own_call(g, key.seq).is_some_and(|ours| ours.disagreement(&h.desc).is_some())
     }
 
     /// Checks a data frame against what this rank does. `Ok(false)`: nobody wants it.
@@ -427,8 +442,14 @@ impl State {
                 _ => self.return_credit(p, g, key.kind, cost),
             }
         }
+        if f.judge
+            && let Err(what) = self.admit_data(p, g, &h)
+        {
+            self.corrupt(p, what);
+            return false;
+        }
         if f.discard {
-            return true;
+            return self.peers[p].link.is_some();
         }
         self.complete_posted(p, &key);
         self.peers[p].link.is_some()
@@ -546,15 +567,6 @@ impl State {
         for (key, cost) in returns {
             self.return_credit(p, key.group, key.kind, cost);
         }
-    }
-}
-
-/// What an error of a link says of the peer: that its host does not answer, or that it has hung up.
-pub(crate) fn cause_of(e: &std::io::Error) -> PeerCause {
-    use std::io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
-    match e.kind() {
-        TimedOut | HostUnreachable | NetworkUnreachable => PeerCause::NoHeartbeat,
-        _ => PeerCause::Killed,
     }
 }
 

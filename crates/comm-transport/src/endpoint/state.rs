@@ -240,10 +240,9 @@ impl State {
     pub(crate) fn lose_peer(&mut self, p: usize, cause: PeerCause) {
         let now = self.now();
         let peer = &mut self.peers[p];
-        if peer.down.is_some() {
-            return;
-        }
-        peer.down = Some(cause);
+        // One that was given up may have its link still.
+        let known = peer.down.is_some();
+        peer.down.get_or_insert(cause);
         if let Some(link) = peer.link.take()
             && let Some(fd) = link.fd()
         {
@@ -253,6 +252,9 @@ impl State {
         peer.tx.end();
         peer.rx.clear();
         self.moved = true;
+        if known {
+            return;
+        }
         self.suspects.push((p, now, cause));
         // Those who only wait for others' news must look again.
         self.ended = true;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use comm_core::{OpDesc, PeerCause};
 
-use super::live::Mark;
+use super::live::{Mark, cause_of};
 use super::op::{OpId, PieceId};
 use super::state::{COLLECTIVE, Key, OVERHEAD, State};
 use crate::frame::{FRAGMENT, HEADER, Header, Kind};
@@ -256,7 +256,7 @@ impl State {
                     // The peer's last words (an abort, a goodbye) may still be unread and explain it: the end of
                     // the connection is noticed where they are read.
                     peer.tx.broken = true;
-                    peer.tx.unreachable = super::rx::cause_of(&e) == PeerCause::NoHeartbeat;
+                    peer.tx.unreachable = cause_of(&e) == PeerCause::NoHeartbeat;
                     return;
                 }
             }

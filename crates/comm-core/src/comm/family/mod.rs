@@ -2,5 +2,7 @@
 
 mod reconfigure;
 mod split;
+mod split_options;
 
 pub use self::reconfigure::Members;
+pub use self::split_options::SplitOptions;

@@ -1,7 +1,13 @@
 //! Point-to-point messages, broadcast and barrier.
 
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::backend::{CallInfo, Form, OpRequest};
 use crate::comm::{Communicator, With};
+use crate::desc::{OpDesc, Operation};
 use crate::error::Result;
+use crate::observe::CallNumber;
 use crate::work::Work;
 
 forms! {
@@ -88,5 +94,31 @@ impl Communicator {
     /// As [`barrier`](Self::barrier).
     pub fn barrier_async(&self) -> Result<Work<()>> {
         self.with(crate::CallOptions::new()).barrier_async()
+    }
+
+    /// A [`barrier`](Self::barrier) to find out who is missing: if not all ranks have come after `timeout`, every rank
+    /// that has come gets a [`Timeout`](crate::ErrorKind::Timeout) with all the missing ones, however short the time; the
+    /// communicator has failed then, and the late ranks get `Aborted` with that text. When it returns well, every rank
+    /// knew that all had come. It costs a message from each rank to each other one, and two barriers: the second one,
+    /// which has as much time again, keeps a late rank from passing by what the others have left for it. Collective.
+    ///
+    /// Counterpart: torch's `monitored_barrier(wait_all_ranks=True)`.
+    ///
+    /// # Errors
+    ///
+    /// `Timeout` as above; `Mismatch` when another rank makes another call.
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
+        let i = self.inner();
+        let desc = OpDesc::new(Operation::MonitoredBarrier);
+        i.check_usable(&desc)?;
+        let first = i.collective_seq.fetch_add(2, Ordering::Relaxed);
+        let n = i.number(desc, CallNumber::Collective(first), Some(timeout), true);
+        i.announce(&n, Form::Sync).map_err(|e| i.refuse(e, &n, Form::Sync))?;
+        let result = (first..first + 2).try_for_each(|seq| {
+            let call = CallInfo::new(desc, seq, n.op_id, timeout);
+            // SAFETY: the request has no buffers.
+            unsafe { i.backend.run(&OpRequest::Barrier, &call) }
+        });
+        i.end(&n, Form::Sync, result)
     }
 }

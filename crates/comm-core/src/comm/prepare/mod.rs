@@ -27,22 +27,22 @@ impl With<'_> {
 
     pub(in crate::comm) fn p2p_send(&self, buf: Result<RawBuf>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
+        self.comm.inner().check_usable(&OpDesc::new(Operation::Send))?;
         check::rank_in_range("destination", peer, self.size())?;
         check::reachable(&buf, self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
-        self.comm.inner().check_usable(&OpDesc::new(Operation::Send))?;
         let tag = self.options.tag;
         Ok(P2pOp::Send { buf, peer, tag, seq: self.next_send(peer, tag) })
     }
 
     pub(in crate::comm) fn p2p_recv(&self, buf: Result<RawBufMut>, peer: usize) -> Result<P2pOp> {
         let buf = buf?;
+        self.comm.inner().check_usable(&OpDesc::new(Operation::Recv))?;
         check::rank_in_range("source", peer, self.size())?;
         check::reachable(&buf.as_const(), self.comm.device())?;
         // Everything that can refuse the call locally comes before it takes a number the peer would wait for.
         self.check_options()?;
-        self.comm.inner().check_usable(&OpDesc::new(Operation::Recv))?;
         let tag = self.options.tag;
         Ok(P2pOp::Recv { buf, peer, tag, seq: self.next_recv(peer, tag) })
     }

@@ -26,7 +26,7 @@ const ASK_AFTER: Duration = Duration::from_millis(100);
 /// Members that have agreed on each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survivors {
-    /// The how manieth agreement of the group this is, from 0; the same on all.
+    /// Number of this agreement among those of the group, from 0; the same on all.
     pub number: u64,
     /// Their ranks in the group, ascending.
     pub ranks: Vec<usize>,

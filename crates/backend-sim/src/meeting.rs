@@ -1,0 +1,97 @@
+//! Where threads wait for each other until all have come, or until that cannot be any more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use comm_core::{Clock, Error, Parker, Result, Time};
+use parking_lot::Mutex;
+
+use crate::wires::Share;
+
+/// How often those who wait look whether they still have to.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Ranks on their way to one world, and what each gets of it.
+pub(crate) struct Meeting {
+    state: Mutex<State>,
+}
+
+struct State {
+    shares: Vec<Option<Share>>,
+    arrived: Vec<bool>,
+    /// Those who wait, each on a clock of its own.
+    waiting: Vec<(Arc<dyn Clock>, Arc<Parker>)>,
+    end: Option<Result<()>>,
+}
+
+impl Meeting {
+    pub(crate) fn new(shares: Vec<Share>) -> Self {
+        let arrived = vec![false; shares.len()];
+        let shares = shares.into_iter().map(Some).collect();
+        Self { state: Mutex::new(State { shares, arrived, waiting: Vec::new(), end: None }) }
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.state.lock().arrived.len()
+    }
+
+    /// Rank `rank` comes. False when it is there already.
+    pub(crate) fn enter(&self, rank: usize) -> bool {
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.arrived[rank], true) {
+            return false;
+        }
+        if state.end.is_none() && state.arrived.iter().all(|a| *a) {
+            state.finish(Ok(()));
+        }
+        true
+    }
+
+    /// It comes to nothing, if it has not ended yet.
+    pub(crate) fn fail(&self, why: impl FnOnce(&[bool]) -> Error) {
+        let mut state = self.state.lock();
+        if state.end.is_none() {
+            let e = why(&state.arrived);
+            state.finish(Err(e));
+        }
+    }
+
+    /// Waits for all. Once in a while `look` may find out that it is in vain; `late` says so when time is up.
+    pub(crate) fn wait(
+        &self,
+        rank: usize,
+        clock: &Arc<dyn Clock>,
+        until: Time,
+        look: impl Fn(&[bool]) -> Option<Error>,
+        late: impl Fn(&[bool]) -> Error,
+    ) -> Result<Share> {
+        let parker = Arc::new(Parker::new());
+        self.state.lock().waiting.push((Arc::clone(clock), Arc::clone(&parker)));
+        loop {
+            let mut state = self.state.lock();
+            if let Some(end) = state.end.clone() {
+                end?;
+                let share = state.shares[rank].take();
+                return share.ok_or_else(|| Error::invalid(format!("rank {rank} has taken its place already")));
+            }
+            let now = clock.now();
+            let vain = if now >= until { Some(late(&state.arrived)) } else { look(&state.arrived) };
+            if let Some(e) = vain {
+                state.finish(Err(e));
+                continue;
+            }
+            // Not with the lock held: a simulated clock lets others run meanwhile.
+            drop(state);
+            clock.park(&parker, Some(until.min(now.after(LOOK))));
+        }
+    }
+}
+
+impl State {
+    fn finish(&mut self, end: Result<()>) {
+        self.end = Some(end);
+        for (clock, parker) in self.waiting.drain(..) {
+            clock.unpark(&parker);
+        }
+    }
+}

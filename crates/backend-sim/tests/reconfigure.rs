@@ -1,0 +1,54 @@
+//! The dynamic regime among threads of one process.
+
+mod regroup;
+
+macro_rules! scenes {
+    ($module:ident: $($name:ident),* $(,)?) => {
+        $(#[test]
+        fn $name() {
+            regroup::$module::$name(backend_sim::connect);
+        })*
+    };
+}
+
+scenes!(changes:
+    members_come_to_a_communicator_that_had_none,
+    ranks_follow_the_list_and_a_set_is_sorted,
+    a_rank_is_left_out,
+    alone_and_together_and_alone,
+    the_same_members_again,
+    a_half_first_and_then_everyone,
+    two_halves_become_one,
+    after_an_abort,
+    three_of_four_go_on_and_a_newcomer_joins,
+    down_to_one_and_grown_again,
+    what_was_set_survives,
+    what_is_replaced_is_stale,
+    who_waits_in_a_call_learns_that_it_is_left_out,
+    a_child_is_reconfigured_by_itself,
+    a_world_with_few_links,
+    the_last_to_come_finds_the_others_ready,
+    as_a_work,
+);
+
+scenes!(wrong:
+    handles_that_are_none,
+    members_that_do_not_fit_together,
+    a_dynamic_communicator_takes_no_rank,
+    one_does_not_come,
+    one_does_not_come_to_a_world_with_few_links,
+    uuids_that_differ,
+    two_go_during_an_attempt,
+    one_is_gone_already,
+    attempts_side_by_side,
+);
+
+/// A world that was never dynamic, and whose rank 0 goes.
+#[test]
+fn any_world_goes_on_without_its_rank_0() {
+    let mut world = backend_sim::world(4, &regroup::options()).unwrap();
+    drop(world.remove(0));
+    let rest = regroup::form(&regroup::refs(&world));
+    assert_eq!(rest[0].generation(), 1);
+    regroup::end(&rest);
+}

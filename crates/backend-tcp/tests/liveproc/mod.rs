@@ -1,0 +1,261 @@
+//! Worlds of processes that do what the test tells them, one word at a time; and are stopped and killed.
+//!
+//! The test binary starts itself with `--exact child`. A child reads a command per line and answers each with a line.
+#![allow(dead_code, missing_docs, unreachable_pub)]
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
+use std::time::{Duration, Instant};
+
+use comm_core::{CommOptions, Communicator, Error, ErrorKind, Result, Secret, op};
+use comm_store::{TcpStoreServer, TcpStoreServerOptions};
+use rustix::process::{Pid, Signal, kill_process};
+
+const CHILD: &str = "RUSTCOMMS_LIVE_CHILD";
+const HEARTBEAT: &str = "RUSTCOMMS_LIVE_HEARTBEAT";
+
+/// Nothing takes as long.
+pub const LIMIT: Duration = Duration::from_secs(60);
+
+pub struct Rank {
+    child: Child,
+    lines: Receiver<(String, Instant)>,
+}
+
+/// Processes; killed when dropped.
+pub struct World {
+    pub ranks: Vec<Rank>,
+    _server: Option<TcpStoreServer>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for r in &mut self.ranks {
+            let _ = r.child.kill();
+            let _ = r.child.wait();
+        }
+    }
+}
+
+impl World {
+    /// `n` ranks that have met, with this heartbeat timeout and these variables.
+    pub fn start(n: usize, heartbeat: Duration, variables: &[(&str, &str)]) -> Self {
+        let secret = variables.iter().find(|v| v.0 == "RUSTCOMMS_SECRET").map(|v| Secret::new(v.1).unwrap());
+        let server = TcpStoreServerOptions::new().secret(secret).bind("127.0.0.1:0").unwrap();
+        let addr = server.local_addr().to_string();
+        let variables = [&[("RUSTCOMMS_STORE", addr.as_str())], variables].concat();
+        let here = |_: usize| Command::new(std::env::current_exe().unwrap());
+        let mut w = Self::start_at(n, heartbeat, &variables, here);
+        w._server = Some(server);
+        w
+    }
+
+    /// The same where `place` says, with the store that the variables tell of.
+    pub fn start_at(
+        n: usize,
+        heartbeat: Duration,
+        variables: &[(&str, &str)],
+        place: impl Fn(usize) -> Command,
+    ) -> Self {
+        let start = |rank: usize| {
+            let mut c = place(rank);
+            c.args(["--exact", "child", "--nocapture", "--test-threads=1"])
+                .env("RUSTCOMMS_RANK", rank.to_string())
+                .env("RUSTCOMMS_WORLD_SIZE", n.to_string())
+                .env(CHILD, "1")
+                .env(HEARTBEAT, heartbeat.as_millis().to_string())
+                .envs(variables.iter().copied())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::inherit());
+            let mut child = c.spawn().unwrap();
+            let out = child.stdout.take().unwrap();
+            let (tx, lines) = channel();
+            std::thread::spawn(move || {
+                for line in BufReader::new(out).lines().map_while(std::io::Result::ok) {
+                    if let Some(i) = line.find('@') {
+                        let _ = tx.send((line[i + 1..].to_owned(), Instant::now()));
+                    }
+                }
+            });
+            Rank { child, lines }
+        };
+        let mut w = Self { ranks: (0..n).map(start).collect(), _server: None };
+        w.all("barrier", 0..n);
+        w
+    }
+
+    pub fn tell(&mut self, rank: usize, command: &str) {
+        let to = self.ranks[rank].child.stdin.as_mut().unwrap();
+        writeln!(to, "{command}").unwrap();
+        to.flush().unwrap();
+    }
+
+    pub fn hear(&self, rank: usize) -> (String, Instant) {
+        match self.ranks[rank].lines.recv_timeout(LIMIT) {
+            Ok((line, _)) if line.starts_with("PANIC") => panic!("rank {rank}: {line}"),
+            Ok(said) => said,
+            Err(e) => panic!("rank {rank} says nothing: {e}"),
+        }
+    }
+
+    pub fn ask(&mut self, rank: usize, command: &str) -> String {
+        self.tell(rank, command);
+        self.hear(rank).0
+    }
+
+    /// All of `ranks` do it, and it goes well.
+    pub fn all(&mut self, command: &str, ranks: impl Iterator<Item = usize> + Clone) {
+        for r in ranks.clone() {
+            self.tell(r, command);
+        }
+        for r in ranks {
+            let said = self.hear(r).0;
+            assert!(said.starts_with("OK"), "rank {r}, {command}: {said}");
+        }
+    }
+
+    pub fn signal(&self, rank: usize, s: Signal) -> Instant {
+        kill_process(self.pid(rank), s).unwrap();
+        Instant::now()
+    }
+
+    pub fn pid(&self, rank: usize) -> Pid {
+        Pid::from_child(&self.ranks[rank].child)
+    }
+
+    /// Processor time that a rank has used, in the system's ticks.
+    pub fn ticks(&self, rank: usize) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/stat", self.pid(rank).as_raw_nonzero())).unwrap();
+        let words: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
+        words[11].parse::<u64>().unwrap() + words[12].parse::<u64>().unwrap()
+    }
+}
+
+/// A process that a rank has left behind; ends with the test.
+pub struct Orphan(pub i32);
+
+impl Drop for Orphan {
+    fn drop(&mut self) {
+        let _ = kill_process(Pid::from_raw(self.0).unwrap(), Signal::KILL);
+    }
+}
+
+fn say(words: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "@{}", words.replace('\n', " ")).unwrap();
+    out.flush().unwrap();
+}
+
+fn words(e: &Error) -> String {
+    match e.kind() {
+        ErrorKind::PeerFailed { rank, cause } => format!("PeerFailed {rank} {cause:?}"),
+        ErrorKind::Aborted { rank, cause } => format!("Aborted {rank} {cause}"),
+        k => format!("{} {e}", k.name()),
+    }
+}
+
+/// Does what it is told, if this process is a child; ends with its standard input.
+pub fn child() {
+    if std::env::var_os(CHILD).is_none() {
+        return;
+    }
+    std::panic::set_hook(Box::new(|p| say(&format!("PANIC {p}"))));
+    let heartbeat = Duration::from_millis(std::env::var(HEARTBEAT).unwrap().parse().unwrap());
+    let options = CommOptions::new().name("live").timeout(LIMIT).bootstrap_timeout(LIMIT).heartbeat_timeout(heartbeat);
+    let comm = backend_tcp::connect(options).unwrap();
+    let mut orphans = Vec::new();
+    for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+        let (command, number) = line.split_once(' ').unwrap_or((&line, "0"));
+        let number: u64 = number.parse().unwrap();
+        let done = match command {
+            "barrier" => comm.barrier(),
+            "reduce" => sum(&comm),
+            "operator" => operator(&comm, Duration::from_millis(number)),
+            "stream" => stream(&comm, number as usize),
+            "loop" => calls(&comm, Duration::from_millis(number)),
+            "cause" => comm.cause().map_or(Ok(()), Err),
+            "finalize" => comm.finalize(LIMIT),
+            "burn" => {
+                std::thread::spawn(|| {
+                    loop {
+                        std::hint::spin_loop();
+                    }
+                });
+                Ok(())
+            }
+            "leave-child" => {
+                let c = keep_sockets();
+                say(&format!("OK {}", c.id()));
+                orphans.push(c);
+                continue;
+            }
+            "descriptors" => {
+                say(&format!("OK {}", std::fs::read_dir("/proc/self/fd").unwrap().count()));
+                continue;
+            }
+            _ => panic!("unknown command {line}"),
+        };
+        match done {
+            Ok(()) => say("OK"),
+            Err(e) => say(&format!("ERR {}", words(&e))),
+        }
+    }
+    std::process::exit(0);
+}
+
+fn sum(comm: &Communicator) -> Result<()> {
+    let mut x = [comm.rank() as u64; 5];
+    comm.all_reduce(&mut x, op::Sum)?;
+    assert_eq!(x, [(comm.size() * (comm.size() - 1) / 2) as u64; 5]);
+    Ok(())
+}
+
+/// A reduction whose function takes its time, and no core, while it holds the endpoint.
+fn operator(comm: &Communicator, time: Duration) -> Result<()> {
+    let slow = op::custom(
+        move |a: &mut [u64], b: &[u64]| {
+            std::thread::sleep(time);
+            a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+        },
+        true,
+    );
+    comm.all_reduce(&mut [1u64], slow)
+}
+
+/// Short calls one after the other, and nothing else.
+fn calls(comm: &Communicator, time: Duration) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        // All stop after the same call.
+        let mut on = [u8::from(start.elapsed() < time)];
+        comm.broadcast(&mut on, 0)?;
+        if on[0] == 0 {
+            return Ok(());
+        }
+    }
+}
+
+/// Long calls until one fails.
+fn stream(comm: &Communicator, bytes: usize) -> Result<()> {
+    let mut x = vec![1f32; bytes / 4];
+    loop {
+        comm.all_reduce(&mut x, op::Max)?;
+    }
+}
+
+/// A program that keeps this process's sockets, as a child does whose parent did not close them.
+fn keep_sockets() -> Child {
+    use std::os::fd::BorrowedFd;
+    for f in std::fs::read_dir("/proc/self/fd").unwrap().map_while(std::io::Result::ok) {
+        let is_socket = std::fs::read_link(f.path()).is_ok_and(|l| l.to_string_lossy().starts_with("socket:"));
+        if is_socket {
+            let number = f.file_name().to_string_lossy().parse().unwrap();
+            // SAFETY: nothing of this process closes a socket while its ranks are idle.
+            let fd = unsafe { BorrowedFd::borrow_raw(number) };
+            rustix::io::fcntl_setfd(fd, rustix::io::FdFlags::empty()).unwrap();
+        }
+    }
+    Command::new("sleep").arg("60").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
