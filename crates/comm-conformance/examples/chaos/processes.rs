@@ -38,6 +38,8 @@ fn wall() -> u64 {
 struct Ranks {
     children: Vec<Child>,
     lines: Receiver<(usize, String)>,
+    /// What somebody has said before it was asked for.
+    early: Vec<(usize, String)>,
     _server: TcpStoreServer,
 }
 
@@ -56,7 +58,7 @@ impl Ranks {
         let server = TcpStoreServerOptions::of_environment().and_then(|o| o.bind("127.0.0.1:0"));
         let server = server.map_err(std::io::Error::other)?;
         let (tx, lines) = channel();
-        let mut ranks = Self { children: Vec::new(), lines, _server: server };
+        let mut ranks = Self { children: Vec::new(), lines, early: Vec::new(), _server: server };
         for rank in 0..size {
             let mut c = Command::new(std::env::current_exe()?)
                 .arg("--child")
@@ -80,23 +82,47 @@ impl Ranks {
         Ok(ranks)
     }
 
+    /// The next line, of those that were kept or of those that come.
+    fn next(&self, kept: &mut Vec<(usize, String)>, until: Instant) -> Option<(usize, String)> {
+        if !kept.is_empty() {
+            return Some(kept.remove(0));
+        }
+        self.lines.recv_timeout(until.saturating_duration_since(Instant::now())).ok()
+    }
+
     /// Waits for a line of each of `ranks` that begins with `word`; what follows it, in the order of `ranks`.
-    fn hear(&self, word: &str, ranks: &[usize], until: Instant) -> std::result::Result<Vec<String>, String> {
+    fn hear(&mut self, word: &str, ranks: &[usize], until: Instant) -> std::result::Result<Vec<String>, String> {
         let mut heard: Vec<Option<String>> = vec![None; ranks.len()];
+        let mut kept = std::mem::take(&mut self.early);
         while heard.iter().any(Option::is_none) {
-            let Ok((rank, line)) = self.lines.recv_timeout(until.saturating_duration_since(Instant::now())) else {
+            let Some((rank, line)) = self.next(&mut kept, until) else {
                 let silent: Vec<usize> =
                     ranks.iter().zip(&heard).filter(|(_, h)| h.is_none()).map(|(r, _)| *r).collect();
-                return Err(format!("ranks {silent:?} did not say {word} in time"));
+                let why = if Instant::now() < until { "before they ended" } else { "in time" };
+                return Err(format!("ranks {silent:?} did not say {word} {why}"));
             };
             if let Some(what) = line.strip_prefix("WRONG ") {
                 return Err(format!("rank {rank}: {what}"));
             }
-            if let (Some(what), Some(i)) = (line.strip_prefix(word), ranks.iter().position(|r| *r == rank)) {
-                heard[i] = Some(what.trim().to_owned());
+            match (line.strip_prefix(word), ranks.iter().position(|r| *r == rank)) {
+                (Some(what), Some(i)) if heard[i].is_none() => heard[i] = Some(what.trim().to_owned()),
+                // One may be ahead of the others.
+                _ => self.early.push((rank, line)),
             }
         }
+        self.early.append(&mut kept);
         Ok(heard.into_iter().flatten().collect())
+    }
+
+    /// What the ranks, all of which have ended, have complained about last.
+    fn complaint(&mut self, until: Instant) -> std::result::Result<(), String> {
+        let mut kept = std::mem::take(&mut self.early);
+        while let Some((rank, line)) = self.next(&mut kept, until) {
+            if let Some(what) = line.strip_prefix("WRONG ") {
+                return Err(format!("rank {rank}: {what}"));
+            }
+        }
+        Ok(())
     }
 
     fn ended(&mut self, rank: usize, until: Instant) -> Option<ExitStatus> {
@@ -184,12 +210,12 @@ fn round(seed: u64, noticed: &mut Times, back: &mut Times) -> std::result::Resul
             None => return Err(who(&format!("rank {r} does not end"))),
         }
     }
-    Ok(())
+    ranks.complaint(until).map_err(|e| who(&e))
 }
 
 /// What the ranks of a world of processes say about leaks.
 pub(crate) fn leaks(size: usize) -> std::result::Result<Vec<String>, String> {
-    let ranks = Ranks::start(size, LEAKS).map_err(|e| format!("starting {size} processes: {e}"))?;
+    let mut ranks = Ranks::start(size, LEAKS).map_err(|e| format!("starting {size} processes: {e}"))?;
     let all: Vec<usize> = (0..size).collect();
     ranks.hear("LEAKS", &all, Instant::now() + Duration::from_secs(300))
 }

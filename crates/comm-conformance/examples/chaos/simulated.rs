@@ -183,6 +183,8 @@ fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), Strin
     let killed: Vec<usize> =
         bad.iter().filter_map(|f| if let Fault::Kill { rank } = f { Some(*rank) } else { None }).collect();
     let only_kills = killed.len() == bad.len();
+    // Others have ended their programs before, and left.
+    let looking = outcome.ranks.iter().filter_map(Ended::value).filter(|f| f.after.is_some()).count();
     for (r, ended) in outcome.ranks.iter().enumerate() {
         let fared = match ended {
             Ended::Value(f) => f,
@@ -207,11 +209,11 @@ fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), Strin
                 return Err(format!("rank {r} blames what it should not, {call}: {e}"));
             }
         }
-        // Where ranks were killed and nothing else happened, the others find together again.
+        // Where one rank was killed and nothing else happened, those whose programs failed find together again.
         if only_kills && let Some(after) = &fared.after {
             match after {
-                Ok((n, _)) if *n + killed.len() == plan.size || killed.len() > 1 => {}
-                Ok((n, _)) => return Err(format!("rank {r} is one of {n} survivors")),
+                Ok((n, _)) if *n == looking || killed.len() > 1 => {}
+                Ok((n, _)) => return Err(format!("rank {r} is one of {n} survivors, not {looking}")),
                 Err(e) if killed.len() > 1 && judge(e, &culprits).right => {}
                 Err(e) => return Err(format!("rank {r} did not find the survivors: {e}")),
             }
