@@ -89,7 +89,7 @@ pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
                     failed += usize::from(fared.played.failed.is_some());
                     shrunk += usize::from(matches!(&fared.after, Some(Ok(_))));
                 }
-                let verdict = check(&plan, &outcome);
+                let verdict = check(&outcome);
                 tally.note(verdict.map_err(|e| format!("{e}\n  {}", told(seed, &plan, &outcome))));
             }
             Err(e) => tally.note(Err(format!("seed {seed}: {e}"))),
@@ -174,7 +174,7 @@ fn about(f: &Fault) -> Vec<usize> {
     }
 }
 
-fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
+fn check(outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
     if let Some((trouble, waits)) = &outcome.trouble {
         return Err(format!("{trouble}: {}", waits.join("; ")));
     }
