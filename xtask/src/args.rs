@@ -1,6 +1,7 @@
 //! The command line, parsed by hand: a few commands and options do not need a library.
 
 use crate::bench::{self, Bench};
+use crate::chaos::Chaos;
 use crate::ci::Step;
 use crate::fuzz::Fuzz;
 
@@ -9,6 +10,7 @@ use crate::fuzz::Fuzz;
 pub(crate) enum Command {
     Accept,
     Bench(Bench),
+    Chaos(Chaos),
     Ci(Selection),
     Conformance { full: bool },
     Fuzz(Fuzz),
@@ -54,11 +56,12 @@ pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
             [full] if full == "--full" => Ok(Command::Conformance { full: true }),
             _ => Err(format!("conformance takes --full or nothing, not '{}'", rest.join(" "))),
         },
+        "chaos" => chaos(rest).map(Command::Chaos),
         "fuzz" => fuzz(rest).map(Command::Fuzz),
         "bench" => bench(rest).map(Command::Bench),
-        other => {
-            Err(format!("unknown command '{other}'; known: ci, accept, conformance, fuzz, interop-store, bench, help"))
-        }
+        other => Err(format!(
+            "unknown command '{other}'; known: ci, accept, bench, chaos, conformance, fuzz, interop-store, help"
+        )),
     }
 }
 
@@ -110,6 +113,36 @@ fn fuzz(args: &[String]) -> Result<Fuzz, String> {
     Ok(chosen)
 }
 
+/// Without arguments everything; with some, what they name.
+fn chaos(args: &[String]) -> Result<Chaos, String> {
+    let mut chosen = if args.is_empty() { Chaos::FULL } else { Chaos::NONE };
+    let mut args = args.iter();
+    while let Some(arg) = args.next() {
+        let (option, inline) = option(arg);
+        if option == "--leaks" {
+            chosen.leaks = true;
+            continue;
+        }
+        if !["--seeds", "--processes", "--first"].contains(&option) {
+            return Err(format!(
+                "chaos does not know '{option}'; it takes --seeds N, --processes N, --first SEED and --leaks"
+            ));
+        }
+        let value =
+            inline.or_else(|| args.next().map(String::as_str)).ok_or_else(|| format!("{option} needs a number"))?;
+        let number = value.parse::<u64>().map_err(|_| format!("{option} needs a number, not '{value}'"))?;
+        match option {
+            "--seeds" => chosen.seeds = number,
+            "--processes" => chosen.processes = number,
+            _ => chosen.first = number,
+        }
+    }
+    if chosen == (Chaos { first: chosen.first, ..Chaos::NONE }) {
+        return Err("chaos has nothing to do: give --seeds N, --processes N or --leaks, or no argument".to_owned());
+    }
+    Ok(chosen)
+}
+
 fn bench(args: &[String]) -> Result<Bench, String> {
     let names = || bench::Name::ALL.map(bench::Name::name).join(", ");
     let Some((name, rest)) = args.split_first() else { return Err(format!("bench needs a name: {}", names())) };
@@ -143,6 +176,9 @@ USAGE
     cargo xtask ci [--only STEP]... [--skip STEP]...   run the checks in order, stop at the first failure
     cargo xtask accept                                 build release programs and check what they compute
     cargo xtask conformance [--full]                   run the conformance suite over sim and tcp; --full takes up to 30 min
+    cargo xtask chaos [--seeds N] [--processes N] [--leaks] [--first SEED]
+                                                       random programs while ranks are killed, links cut and frames damaged,
+                                                       simulated and with processes; leaks; without arguments 1000, 100, leaks
     cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
     cargo xtask fuzz [--target T]... [--runs N] [--rss-limit-mb N]
                                                        feed the fuzz targets N inputs each (1000000), within N MiB (256)
@@ -196,6 +232,14 @@ mod tests {
         assert!(args("fuzz --runs many").unwrap_err().contains("'many'"));
         assert!(args("fuzz --runs").unwrap_err().contains("needs a value"));
         assert!(args("fuzz --fast").unwrap_err().contains("'--fast'"));
+        assert_eq!(args("chaos"), Ok(Command::Chaos(Chaos::FULL)));
+        let chosen = Chaos { seeds: 7, processes: 0, first: 3, leaks: false };
+        assert_eq!(args("chaos --seeds 7 --first=3"), Ok(Command::Chaos(chosen)));
+        assert_eq!(args("chaos --leaks"), Ok(Command::Chaos(Chaos { leaks: true, ..Chaos::NONE })));
+        assert!(args("chaos --first 3").unwrap_err().contains("nothing to do"));
+        assert!(args("chaos --seeds many").unwrap_err().contains("'many'"));
+        assert!(args("chaos --processes").unwrap_err().contains("needs a number"));
+        assert!(args("chaos --fast").unwrap_err().contains("'--fast'"));
         let bench = |quick, out: Option<&str>| Bench { name: bench::Name::Scale, quick, out: out.map(str::to_owned) };
         assert_eq!(args("bench scale"), Ok(Command::Bench(bench(false, None))));
         assert_eq!(args("bench scale --quick --out there"), Ok(Command::Bench(bench(true, Some("there")))));

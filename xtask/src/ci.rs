@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::args::Selection;
+use crate::chaos::{self, Chaos};
 use crate::process::{Run, seconds};
 use crate::{accept, conformance, crates, hygiene};
 
@@ -21,12 +22,13 @@ pub(crate) enum Step {
     CratesAlone,
     Kernels,
     Conformance,
+    Chaos,
     Accept,
 }
 
 impl Step {
     /// All, in the order in which they run.
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Fmt,
         Self::Hygiene,
         Self::Clippy,
@@ -35,6 +37,7 @@ impl Step {
         Self::CratesAlone,
         Self::Kernels,
         Self::Conformance,
+        Self::Chaos,
         Self::Accept,
     ];
 
@@ -49,6 +52,7 @@ impl Step {
             Self::CratesAlone => "crates-alone",
             Self::Kernels => "kernels",
             Self::Conformance => "conformance",
+            Self::Chaos => "chaos",
             Self::Accept => "accept",
         }
     }
@@ -66,6 +70,7 @@ impl Step {
             Self::Conformance => {
                 "every operation's calls over sim and tcp, with every algorithm, give what they should"
             }
+            Self::Chaos => "random programs while ranks are killed and links damaged: no hang, no wrong value, no leak",
             Self::Accept => "release programs: the training example and perf compute what they should",
         }
     }
@@ -95,6 +100,7 @@ impl Step {
                 Ok(())
             }
             Self::Conformance => conformance::run(root, false),
+            Self::Chaos => chaos::run(root, &Chaos::QUICK),
             Self::Accept => accept::run(root),
         }
     }

@@ -6,6 +6,7 @@
 mod accept;
 mod args;
 mod bench;
+mod chaos;
 mod ci;
 mod conformance;
 mod crates;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
         Ok(Command::Conformance { full }) => {
             conformance::run(&root(), full).map_err(|e| format!("conformance: FAILED: {e}"))
         }
+        Ok(Command::Chaos(chosen)) => chaos::run(&root(), &chosen).map_err(|e| format!("chaos: FAILED: {e}")),
         Ok(Command::Interop) => interop::run(&root()).map_err(|e| format!("interop-store: FAILED: {e}")),
         Ok(Command::Fuzz(chosen)) => fuzz::run(&root(), &chosen).map_err(|e| format!("fuzz: FAILED: {e}")),
         Err(e) => Err(format!("xtask: {e}\nxtask: `cargo xtask --help` lists the commands")),

@@ -144,7 +144,12 @@ impl<'a> Ctx<'a> {
                 drop(work);
                 // Comes after it on every rank, and shows that the communicator goes on.
                 self.comm.with(CallOptions::new().timeout(self.timeout)).barrier()?;
-                self.fetch(home)
+                let buffers = self.fetch(home)?;
+                // The barrier may be over while the operation is not, and nobody looks at how that ends.
+                match self.comm.cause() {
+                    Some(e) => Err(e),
+                    None => Ok(buffers),
+                }
             }
             None if self.case.form == Form::Future => block_on(work, self.timeout),
             None => work.wait(),

@@ -52,6 +52,7 @@ mod messages;
 mod oper;
 mod pairs;
 mod plan;
+mod program;
 mod report;
 mod scene;
 mod suite;
@@ -60,6 +61,7 @@ mod value;
 
 pub use case::Algo;
 pub use plan::{Level, WORLDS};
+pub use program::{Played, Program, Vocabulary};
 pub use report::{Failure, RankReport, Report};
 pub use suite::Suite;
 pub use table::Table;

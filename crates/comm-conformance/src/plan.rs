@@ -237,7 +237,7 @@ impl Settings {
 }
 
 /// Whether contributions of this style mean something else than exact ones.
-fn has_style(kind: Kind, oper: Option<Oper>, style: Style) -> bool {
+pub(crate) fn has_style(kind: Kind, oper: Option<Oper>, style: Style) -> bool {
     let selects = matches!(oper, Some(Oper::Builtin(ReduceOp::Min | ReduceOp::Max)));
     match style {
         Style::Exact => true,

@@ -242,7 +242,9 @@ impl<'a> Stage<'a> {
         let idle = self.size() > 2 && me + 1 == self.size();
         let color = (!idle).then_some((me % 2) as i64);
         let Some(half) = self.comm.split_by(color, 0, "half")? else { return Ok(()) };
-        let members: Vec<usize> = half.ranks().to_vec();
+        // Ranks of the root, which this communicator may have been split or shrunk from.
+        let here = |root: &usize| self.comm.ranks().iter().position(|r| r == root).unwrap_or(usize::MAX);
+        let members: Vec<usize> = half.ranks().iter().map(here).collect();
         if members.get(half.rank()) != Some(&me) || members.iter().any(|r| r % 2 != me % 2) {
             self.wrong.push(format!("rank {me} is number {} of {members:?}", half.rank()));
         }
@@ -362,12 +364,22 @@ impl<'a> Stage<'a> {
         let mut x = [7i64; 3];
         // Everybody is wrong.
         let r = w.broadcast(&mut x, n);
+        if let Some(e) = self.comm.cause() {
+            // Something else has happened.
+            return Err(e);
+        }
         if !matches!(r.as_ref().map_err(Error::kind), Err(ErrorKind::InvalidArgument { .. })) {
             self.wrong.push(format!("a root out of range gave {r:?}"));
         }
         // One is wrong: the others are told.
         let bad = self.seed as usize % n;
         let r = w.broadcast(&mut x, if me == bad { n + 1 } else { bad });
+        if let Err(e) = &r
+            && !e.is_recoverable()
+        {
+            // Something else has happened.
+            return Err(e.clone());
+        }
         let right = match r.as_ref().map_err(Error::kind) {
             Err(ErrorKind::InvalidArgument { .. }) => me == bad,
             Err(ErrorKind::PeerRefused { rank, .. }) => me != bad && *rank == bad,

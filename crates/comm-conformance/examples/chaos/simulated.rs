@@ -1,0 +1,264 @@
+//! Chaos in simulations: a seed decides on the world, the program, the network, the faults, and the order of everything.
+
+use std::time::{Duration, Instant};
+
+use backend_sim::{Ended, Fault, Faults, Network, Outcome, Simulation, When};
+use comm_conformance::{Played, Program};
+use comm_core::{CommOptions, Communicator, Error, Result, op};
+
+use crate::draw::Draw;
+use crate::judge::{Culprits, judge};
+use crate::{Tally, vocabulary};
+
+/// Virtual times: of a call, of the silence that makes a rank dead, of everything.
+const TIMEOUT: Duration = Duration::from_secs(20);
+const HEARTBEAT: Duration = Duration::from_secs(1);
+const LIMIT: Duration = Duration::from_secs(600);
+/// Longest contribution, in elements: simulated frames are copied several times.
+const LONGEST: usize = 3000;
+
+/// What a seed has decided on.
+struct Plan {
+    size: usize,
+    steps: usize,
+    faults: Faults,
+    network: Network,
+    connect: &'static str,
+}
+
+/// How a rank fared.
+struct Fared {
+    played: Played,
+    /// The root communicator's first cause.
+    cause: Option<Error>,
+    /// After a failure: the size of the world of survivors and what was wrong there, or why there is none.
+    after: Option<Result<(usize, Vec<String>)>>,
+    /// After a program that went through.
+    finalized: Option<Result<()>>,
+}
+
+fn plan(seed: u64) -> Plan {
+    let mut draw = Draw::new(seed);
+    let size = 2 + draw.below(7);
+    let steps = 4 + draw.below(8);
+    let when = |draw: &mut Draw| When::Event(1 + draw.below(400) as u64);
+    let pair = |draw: &mut Draw| {
+        let a = draw.below(size);
+        (a, (a + 1 + draw.below(size - 1)) % size)
+    };
+    let number = |draw: &mut Draw| 1 + draw.below(40) as u64;
+    let mut faults = Faults::new();
+    // Mostly one fault, which says most about who is blamed; sometimes several, or none.
+    let count = [0, 1, 1, 1, 1, 1, 2, 3][draw.below(8)];
+    for _ in 0..count {
+        let (a, b) = pair(&mut draw);
+        faults = match draw.below(9) {
+            0 | 1 => faults.kill(a, when(&mut draw)),
+            2 => faults.drop_frame(a, b, number(&mut draw)),
+            3 => faults.duplicate_frame(a, b, number(&mut draw)),
+            4 => faults.corrupt_frame(a, b, number(&mut draw)),
+            5 => faults.disconnect(a, b, when(&mut draw)),
+            6 => faults.cut(a, b, when(&mut draw)),
+            7 => {
+                let ms = [1, 100, 900, 3000, 40_000][draw.below(5)];
+                faults.pause(a, when(&mut draw), Duration::from_millis(ms))
+            }
+            _ => faults.delay_rate(0.2, Duration::from_millis(50)).at_most(50),
+        };
+    }
+    let network = match draw.below(3) {
+        0 => Network::default(),
+        1 => Network::new(Duration::from_micros(10), 1e10).jitter(Duration::from_millis(2)),
+        _ => Network::new(Duration::from_millis(1), 1e8).jitter(Duration::from_micros(300)),
+    };
+    let connect = if draw.below(3) == 0 { "ring" } else { "auto" };
+    Plan { size, steps, faults, network, connect }
+}
+
+/// Plays `seeds` seeds.
+pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
+    let start = Instant::now();
+    let (mut faults, mut failed, mut shrunk, mut slowest) = (0, 0, 0, (Duration::ZERO, 0));
+    for seed in first..first + seeds {
+        let plan = plan(seed);
+        let began = Instant::now();
+        match simulate(seed, &plan) {
+            Ok(outcome) => {
+                faults += outcome.faults.len();
+                for fared in outcome.ranks.iter().filter_map(Ended::value) {
+                    failed += usize::from(fared.played.failed.is_some());
+                    shrunk += usize::from(matches!(&fared.after, Some(Ok(_))));
+                }
+                let verdict = check(&outcome);
+                tally.note(verdict.map_err(|e| format!("{e}\n  {}", told(seed, &plan, &outcome))));
+            }
+            Err(e) => tally.note(Err(format!("seed {seed}: {e}"))),
+        }
+        let took = began.elapsed();
+        slowest = slowest.max((took, seed));
+    }
+    println!(
+        "simulated: {seeds} worlds, {faults} faults, {failed} ranks got errors, {shrunk} went on in smaller worlds; \
+         {:.1} s, slowest {:.0} ms (seed {})",
+        start.elapsed().as_secs_f64(),
+        slowest.0.as_secs_f64() * 1e3,
+        slowest.1
+    );
+}
+
+fn simulate(seed: u64, plan: &Plan) -> Result<Outcome<Fared>> {
+    let options =
+        CommOptions::new().name("chaos").timeout(TIMEOUT).heartbeat_timeout(HEARTBEAT).hint("connect", plan.connect);
+    let steps = plan.steps;
+    Simulation::new(plan.size)
+        .seed(seed)
+        .options(options)
+        .network(plan.network)
+        .faults(plan.faults.clone())
+        .limit(LIMIT)
+        .run(move |comm| Ok(rank(&comm, seed, steps)))
+}
+
+/// A rank's part.
+fn rank(comm: &Communicator, seed: u64, steps: usize) -> Fared {
+    let from = vocabulary("sim", true).longest(LONGEST);
+    let played = Program::random(seed, comm.size(), steps, &from).play(comm, TIMEOUT);
+    if played.failed.is_none() {
+        let finalized = comm.finalize(TIMEOUT);
+        return Fared { played, cause: None, after: None, finalized: Some(finalized) };
+    }
+    let cause = comm.cause();
+    let after = comm.shrink(TIMEOUT).and_then(|smaller| go_on(&smaller, seed));
+    Fared { played, cause, after: Some(after), finalized: None }
+}
+
+/// The survivors' world works.
+fn go_on(smaller: &Communicator, seed: u64) -> Result<(usize, Vec<String>)> {
+    let n = smaller.size() as i64;
+    let mut sum = [smaller.rank() as i64 + 1, 1];
+    smaller.all_reduce(&mut sum, op::Sum)?;
+    let mut wrong = Vec::new();
+    if sum != [n * (n + 1) / 2, n] {
+        wrong.push(format!("the sums over {n} survivors are {sum:?}"));
+    }
+    let from = vocabulary("sim", true).longest(LONGEST);
+    let played = Program::random(!seed, smaller.size(), 3, &from).play(smaller, TIMEOUT);
+    wrong.extend(played.wrong);
+    if let Some((_, e)) = played.failed {
+        return Err(e);
+    }
+    smaller.finalize(TIMEOUT)?;
+    Ok((smaller.size(), wrong))
+}
+
+/// Faults after which everything goes well all the same.
+fn is_harmless(f: &Fault) -> bool {
+    match f {
+        Fault::Delay { .. } => true,
+        Fault::Pause { length, .. } => *length < HEARTBEAT,
+        _ => false,
+    }
+}
+
+/// The ranks that a fault is about.
+fn about(f: &Fault) -> Vec<usize> {
+    match *f {
+        Fault::Drop { from, to, .. }
+        | Fault::Duplicate { from, to, .. }
+        | Fault::Corrupt { from, to, .. }
+        | Fault::Delay { from, to, .. }
+        | Fault::Cut { from, to } => vec![from, to],
+        Fault::Disconnect { a, b } => vec![a, b],
+        Fault::Kill { rank } | Fault::Pause { rank, .. } => vec![rank],
+        _ => Vec::new(),
+    }
+}
+
+fn check(outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
+    if let Some((trouble, waits)) = &outcome.trouble {
+        return Err(format!("{trouble}: {}", waits.join("; ")));
+    }
+    let bad: Vec<&Fault> = outcome.faults.iter().map(|h| &h.fault).filter(|f| !is_harmless(f)).collect();
+    let culprits = Culprits(bad.iter().flat_map(|f| about(f)).collect());
+    let killed: Vec<usize> =
+        bad.iter().filter_map(|f| if let Fault::Kill { rank } = f { Some(*rank) } else { None }).collect();
+    let only_kills = killed.len() == bad.len();
+    // Others have ended their programs before, and left.
+    let looking = outcome.ranks.iter().filter_map(Ended::value).filter(|f| f.after.is_some()).count();
+    for (r, ended) in outcome.ranks.iter().enumerate() {
+        let fared = match ended {
+            Ended::Value(f) => f,
+            Ended::Killed => continue,
+            Ended::Panic(p) => return Err(format!("rank {r} panicked: {p}")),
+            other => return Err(format!("rank {r} ended as {}", short(other))),
+        };
+        let after = fared.after.as_ref().and_then(|a| a.as_ref().ok());
+        if let Some(w) = fared.played.wrong.iter().chain(after.into_iter().flat_map(|a| &a.1)).next() {
+            return Err(format!("rank {r}: {w}"));
+        }
+        let failures = fared.played.failed.iter().map(|(call, e)| (call.as_str(), e));
+        let failures = failures.chain(fared.cause.iter().map(|e| ("cause", e)));
+        let ended = fared.finalized.iter().filter_map(|f| f.as_ref().err()).map(|e| ("finalize", e));
+        for (call, e) in failures.chain(ended) {
+            if bad.is_empty() {
+                return Err(format!("rank {r}: nothing happened, yet {call}: {e}"));
+            }
+            // Ranks of children are numbered otherwise; the cause of the whole is looked at as well.
+            let whole = e.context().comm.as_deref() == Some("chaos");
+            if whole && !judge(e, &culprits).right {
+                return Err(format!("rank {r} blames what it should not, {call}: {e}"));
+            }
+        }
+        // Where one rank was killed and nothing else happened, those whose programs failed find together again.
+        if only_kills && let Some(after) = &fared.after {
+            match after {
+                Ok((n, _)) if *n == looking || killed.len() > 1 => {}
+                Ok((n, _)) => return Err(format!("rank {r} is one of {n} survivors, not {looking}")),
+                Err(e) if killed.len() > 1 && judge(e, &culprits).right => {}
+                Err(e) => return Err(format!("rank {r} did not find the survivors: {e}")),
+            }
+        }
+    }
+    Ok(())
+}
+
+fn short(ended: &Ended<Fared>) -> String {
+    match ended {
+        Ended::Error(e) => format!("an error: {e}"),
+        Ended::Stuck(at) => format!("stuck: {at}"),
+        _ => "something else".to_owned(),
+    }
+}
+
+/// What somebody needs who looks into it.
+fn told(seed: u64, plan: &Plan, outcome: &Outcome<Fared>) -> String {
+    let faults: Vec<String> = outcome.faults.iter().take(6).map(|h| format!("{} at {} ns", h.fault, h.at.0)).collect();
+    let ranks: Vec<String> = outcome
+        .ranks
+        .iter()
+        .enumerate()
+        .map(|(r, e)| match e {
+            Ended::Value(f) => {
+                let failed = f.played.failed.as_ref().map_or_else(|| "all".into(), |(c, e)| format!("{c}: {e}"));
+                let after = match &f.after {
+                    None => String::new(),
+                    Some(Ok((n, _))) => format!(", then one of {n}"),
+                    Some(Err(e)) => format!(", then {e}"),
+                };
+                format!("rank {r}: {} steps, {failed}{after}", f.played.done)
+            }
+            other => {
+                format!("rank {r}: {}", if matches!(other, Ended::Killed) { "killed".into() } else { short(other) })
+            }
+        })
+        .collect();
+    format!(
+        "seed {seed}, {} ranks, {} steps, connect {}: {}\n    {}\n  again: cargo run --release -p comm-conformance --example \
+         chaos -- --seeds 1 --first {seed}",
+        plan.size,
+        plan.steps,
+        plan.connect,
+        faults.join("; "),
+        ranks.join("\n    ")
+    )
+}
