@@ -63,7 +63,7 @@ fn program(comm: Communicator, seed: u64) -> Result<()> {
                 assert_eq!((a, b), (vec![value(0); len], vec![sum; 5]));
             }
             _ => {
-                let copy = comm.dup(&format!("copy {call}"))?;
+                let copy = comm.dup(format!("copy {call}"))?;
                 let mut x = [value(me)];
                 copy.all_reduce(&mut x, op::Sum)?;
                 assert_eq!(x, [sum]);

@@ -217,7 +217,7 @@ impl<'a> Stage<'a> {
     }
 
     fn threads(&mut self) -> Result<()> {
-        let comms = (0..3).map(|t| self.comm.dup(&format!("thread {t}"))).collect::<Result<Vec<_>>>()?;
+        let comms = (0..3).map(|t| self.comm.dup(format!("thread {t}"))).collect::<Result<Vec<_>>>()?;
         let (seed, timeout) = (self.seed, self.timeout);
         let results: Vec<Result<Vec<String>>> = std::thread::scope(|s| {
             let body = |t: usize, comm: &Communicator| {
