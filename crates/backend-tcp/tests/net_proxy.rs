@@ -10,7 +10,7 @@ use netproxy::{LIMIT, Proxy, Rule, run, world};
 
 const SECOND: Duration = Duration::from_secs(1);
 /// What a loaded machine may add.
-const MARGIN: Duration = Duration::from_secs(5);
+const MARGIN: Duration = Duration::from_secs(8);
 
 fn options() -> CommOptions {
     CommOptions::new().timeout(LIMIT)
@@ -203,7 +203,7 @@ fn a_silent_connection_to_a_living_peer_ends_in_a_timeout() {
             let timeout_told = e.to_string().to_lowercase().contains("timeout") || e.to_string().contains("timed out");
             assert!(matches!(e.kind(), ErrorKind::Timeout { .. } | ErrorKind::Aborted { .. }), "rank {rank}: {what}");
             assert!(timeout_told, "rank {rank}: {what}");
-            assert!(*took >= timeout - SECOND / 10 && *took < timeout + MARGIN, "rank {rank}: {what}");
+            assert!(*took >= timeout * 3 / 4 && *took < timeout + MARGIN, "rank {rank}: {what}");
         }
     }
 }
@@ -216,27 +216,12 @@ fn a_closed_connection_is_noticed_at_once_by_all() {
         let errors = broken(&options(), &[(from, to, Rule::Close { after })], len);
         let what = format!("closed after {after} from {from} to {to}: {errors:?}");
         for (rank, (e, took)) in errors.iter().enumerate() {
-            let PeerOrAbort { blamed, killed } = judge(e);
-            assert!([from, to].contains(&blamed) && blamed != rank, "rank {rank}: {what}");
-            assert!(killed || rank != from && rank != to || took < &MARGIN, "rank {rank}: {what}");
+            let blames = named(e).iter().all(|r| [from, to].contains(r) && *r != rank) && !named(e).is_empty();
             // Far less than the heartbeat timeout of 30 s.
-            assert!(*took < MARGIN + SECOND * 5, "rank {rank}: {what}");
+            assert!(blames && *took < MARGIN, "rank {rank}: {what}");
         }
-        let killed_somewhere = errors.iter().any(|(e, _)| judge(e).killed);
-        assert!(killed_somewhere, "{what}");
-    }
-}
-
-struct PeerOrAbort {
-    blamed: usize,
-    killed: bool,
-}
-
-fn judge(e: &Error) -> PeerOrAbort {
-    match e.kind() {
-        ErrorKind::PeerFailed { rank, cause } => PeerOrAbort { blamed: *rank, killed: *cause == PeerCause::Killed },
-        ErrorKind::Aborted { rank, .. } => PeerOrAbort { blamed: *rank, killed: false },
-        k => panic!("{k:?}"),
+        let is_killed = |e: &Error| matches!(e.kind(), ErrorKind::PeerFailed { cause: PeerCause::Killed, .. });
+        assert!(errors.iter().any(|(e, _)| is_killed(e)), "{what}");
     }
 }
 
