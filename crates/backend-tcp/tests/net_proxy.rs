@@ -225,6 +225,22 @@ fn a_closed_connection_is_noticed_at_once_by_all() {
     }
 }
 
+/// As programs do it: again when somebody has died meanwhile.
+fn shrink(comm: &Communicator) -> Result<Vec<usize>> {
+    for _ in 0..8 {
+        match comm.shrink(LIMIT / 4) {
+            Ok(new) => {
+                work(&new, 1000)?;
+                new.finalize(LIMIT)?;
+                return Ok(new.ranks().to_vec());
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::PeerFailed { .. }) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    panic!("rank {}: shrink fails again and again", comm.rank());
+}
+
 /// Two that lost their connection cannot both be in: the higher one is out, and told so.
 #[test]
 fn after_a_closed_connection_shrink_leaves_out_the_higher_end() {
@@ -232,25 +248,47 @@ fn after_a_closed_connection_shrink_leaves_out_the_higher_end() {
         let (proxy, comms) = world(3, &options().heartbeat_timeout(2 * SECOND), &Rule::Pass);
         let _ = run(comms.clone(), |_, c| work(&c, 10).unwrap());
         proxy.close(a, b);
-        let results = run(comms, move |rank, c| {
+        let results = run(comms, |_, c| {
             let _ = until_error(&c, 10);
-            for _ in 0..8 {
-                match c.shrink(LIMIT / 4) {
-                    Ok(new) => {
-                        work(&new, 1000).unwrap();
-                        let ranks = new.ranks().to_vec();
-                        new.finalize(LIMIT).unwrap();
-                        return Ok(ranks);
-                    }
-                    Err(e) if matches!(e.kind(), ErrorKind::StaleGeneration { .. }) => return Err(e),
-                    Err(e) => assert!(matches!(e.kind(), ErrorKind::PeerFailed { .. }), "rank {rank}: {e}"),
-                }
-            }
-            panic!("rank {rank}: shrink fails again and again");
+            shrink(&c)
         });
         let left: Vec<usize> = (0..3).filter(|r| *r != b).collect();
         for (rank, r) in results.iter().enumerate() {
             assert_eq!(r.as_ref().ok(), (rank != b).then_some(&left), "rank {rank}, {a} and {b} cut: {results:?}");
+        }
+        assert!(matches!(results[b].as_ref().unwrap_err().kind(), ErrorKind::StaleGeneration { .. }), "{results:?}");
+    }
+}
+
+/// In the middle of long messages, when connections are full.
+#[test]
+fn a_rank_that_is_cut_off_among_long_messages_goes_on_alone_and_the_others_together() {
+    for victim in [0, 3] {
+        let (proxy, comms) = world(4, &options().heartbeat_timeout(SECOND), &Rule::Pass);
+        let proxy = Arc::new(proxy);
+        let ranks: Vec<Option<Communicator>> = comms.into_iter().map(Some).chain([None]).collect();
+        let results = run(ranks, move |_, c| {
+            let Some(c) = c else {
+                std::thread::sleep(SECOND / 2);
+                for r in (0..4).filter(|r| *r != victim) {
+                    proxy.set(r, victim, Rule::Stop);
+                    proxy.set(victim, r, Rule::Stop);
+                }
+                return Ok(Vec::new());
+            };
+            let mut x = vec![1u64; 4_000_000];
+            let e = loop {
+                if let Err(e) = c.all_reduce(&mut x, op::Max) {
+                    break e;
+                }
+            };
+            assert!(named(&e).iter().all(|r| (*r == victim) == (c.rank() != victim)), "rank {}: {e}", c.rank());
+            shrink(&c)
+        });
+        let left: Vec<usize> = (0..4).filter(|r| *r != victim).collect();
+        for (rank, r) in results.iter().take(4).enumerate() {
+            let want = if rank == victim { &[victim][..] } else { &left };
+            assert_eq!(r.as_deref().ok(), Some(want), "rank {rank} without {victim}: {results:?}");
         }
     }
 }

@@ -15,9 +15,13 @@ use std::time::{Duration, Instant};
 
 use comm_core::{CommOptions, Communicator, Result, Store};
 use comm_store::MemoryStore;
+use socket2::SockRef;
 
 /// Nothing takes as long.
 pub const LIMIT: Duration = Duration::from_secs(60);
+
+/// So much the proxy's sockets take while it does not read, so that a sender soon notices.
+const ROOM: usize = 64 << 10;
 
 /// What is done to the bytes that go from one rank to another. Counts begin when the rule is set.
 #[derive(Clone, Debug)]
@@ -174,6 +178,8 @@ impl Detour {
         let (mut card, rest): (Card, _) = postcard::take_from_bytes(bytes).unwrap();
         assert!(card.0 == self.rank && rest.is_empty(), "what a card consists of has changed: {card:?}");
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        // What it accepts is like that, too.
+        SockRef::from(&listener).set_recv_buffer_size(ROOM).unwrap();
         let at = listener.local_addr().unwrap();
         let to = SocketAddr::new(at.ip(), std::mem::replace(&mut card.4, at.port()));
         lock(&self.shared.listeners).push(at);
@@ -238,6 +244,7 @@ fn serve(shared: &Arc<Shared>, rank: usize, to: SocketAddr, mut there: TcpStream
         shared.probes.fetch_add(1, Ordering::Relaxed);
     }
     let mut here = TcpStream::connect(to)?;
+    SockRef::from(&here).set_recv_buffer_size(ROOM)?;
     here.write_all(&greeting)?;
     for s in [&there, &here] {
         s.set_nodelay(true)?;
@@ -268,12 +275,24 @@ impl Pump {
                 _ => break,
             }
         }
+        // Where nothing arrives, nor does the end.
+        while self.is_cut() && !self.shared.ended.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
         // The end of this direction only: what the other end has still to say is let through.
         let _ = output.shutdown(Shutdown::Write);
     }
 
     fn rule(&self) -> Rule {
         lock(&self.shared.rules)[&self.way].clone()
+    }
+
+    fn is_cut(&self) -> bool {
+        match self.rule() {
+            Rule::Hole | Rule::Stop => true,
+            Rule::HoleButProbes | Rule::StopButProbes => !self.probe,
+            _ => false,
+        }
     }
 
     /// An error ends the connection.
@@ -371,7 +390,7 @@ impl Pump {
             }
             Rule::Hole | Rule::HoleButProbes => Ok(()),
             Rule::Stop | Rule::StopButProbes => {
-                while matches!(self.rule(), Rule::Stop | Rule::StopButProbes) {
+                while self.is_cut() {
                     if self.shared.ended.load(Ordering::Relaxed) {
                         return Err(std::io::ErrorKind::ConnectionAborted.into());
                     }
