@@ -96,7 +96,11 @@ pub struct CommOptions {
     pub heartbeat_timeout: Duration,
     /// Created without members, to be filled by `reconfigure`.
     pub dynamic: bool,
-    /// Whether frames carry a checksum (always on in backend-sim).
+    /// Whether frames carry a checksum (always on in backend-sim). Default false; the same on all ranks.
+    ///
+    /// With it, changed or lost bytes are always `Corrupt` and never a result. Without it that is left to TCP's
+    /// own checksum: what slips through there is noticed in a header (number, place and length of a frame), but not in the
+    /// data, and bytes that are lost only by the next frame, when a call that had no more to come may be over.
     pub checksum: bool,
     /// What ranks prove to know before anything else they say is read; default `RUSTCOMMS_SECRET`, else none.
     pub secret: Option<Secret>,

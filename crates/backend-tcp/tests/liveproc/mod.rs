@@ -164,7 +164,7 @@ pub fn child() {
     std::panic::set_hook(Box::new(|p| say(&format!("PANIC {p}"))));
     let heartbeat = Duration::from_millis(std::env::var(HEARTBEAT).unwrap().parse().unwrap());
     let options = CommOptions::new().name("live").timeout(LIMIT).bootstrap_timeout(LIMIT).heartbeat_timeout(heartbeat);
-    let comm = backend_tcp::connect(options).unwrap();
+    let mut comm = backend_tcp::connect(options).unwrap();
     let mut orphans = Vec::new();
     for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
         let (command, number) = line.split_once(' ').unwrap_or((&line, "0"));
@@ -201,6 +201,29 @@ pub fn child() {
             "descriptors" => {
                 say(&format!("OK {}", std::fs::read_dir("/proc/self/fd").unwrap().count()));
                 continue;
+            }
+            "bulk" => match bulk(&comm, number as usize) {
+                Ok((control, all)) => {
+                    say(&format!("OK {} {}", control.as_millis(), all.as_millis()));
+                    continue;
+                }
+                Err(e) => Err(e),
+            },
+            "go-on" => match go_on(&comm) {
+                Ok(new) => {
+                    comm = new;
+                    say(&format!("OK {:?}", comm.ranks()));
+                    continue;
+                }
+                Err(e) => Err(e),
+            },
+            "abort-after" => {
+                let comm = comm.clone();
+                std::thread::spawn(move || {
+                    std::thread::sleep(Duration::from_millis(number));
+                    comm.abort("enough of it");
+                });
+                Ok(())
             }
             _ => panic!("unknown command {line}"),
         };
@@ -251,6 +274,43 @@ fn stream(comm: &Communicator, bytes: usize) -> Result<()> {
     loop {
         comm.all_reduce(&mut x, op::Max)?;
     }
+}
+
+/// The survivors' communicator, whose sums are right; as programs do it, again when somebody has died meanwhile.
+fn go_on(comm: &Communicator) -> Result<Communicator> {
+    let mut tries = 0;
+    let new = loop {
+        tries += 1;
+        match comm.shrink(LIMIT / 3) {
+            Err(e) if matches!(e.kind(), ErrorKind::PeerFailed { .. }) && tries < 8 => {}
+            done => break done?,
+        }
+    };
+    let mut x = vec![1u64 << new.ranks()[new.rank()]; 50_000];
+    new.all_reduce(&mut x, op::Sum)?;
+    let all: u64 = new.ranks().iter().map(|r| 1u64 << r).sum();
+    assert!(x.iter().all(|v| *v == all), "{:b} is not {all:b}", x[0]);
+    Ok(new)
+}
+
+/// A reduction of so many bytes, and while it is under way an exchange over the control plane: the times of both.
+fn bulk(comm: &Communicator, bytes: usize) -> Result<(Duration, Duration)> {
+    let (me, n) = (comm.rank() as u64, comm.size() as u64);
+    let x: Vec<u64> = (0..bytes as u64 / 8).map(|i| me * 1_000_003 + i).collect();
+    let start = Instant::now();
+    let work = comm.all_reduce_async(x, op::Sum)?;
+    // Until the connections are full.
+    std::thread::sleep(Duration::from_millis(500));
+    let asked = Instant::now();
+    let got = comm.control()?.exchange(&[me as u8; 100], LIMIT)?;
+    let control = asked.elapsed();
+    assert!(got.iter().enumerate().all(|(r, bytes)| *bytes == [r as u8; 100]), "{got:?}");
+    assert!(!work.is_completed(), "there was nothing in the way of the control message");
+    let x = work.wait()?;
+    let took = start.elapsed();
+    let want = |i: u64| n * (n - 1) / 2 * 1_000_003 + n * i;
+    assert!((0..).zip(&x).all(|(i, v)| *v == want(i)), "wrong sums");
+    Ok((control, took))
 }
 
 /// A program that keeps this process's sockets, as a child does whose parent did not close them.

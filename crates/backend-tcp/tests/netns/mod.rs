@@ -124,22 +124,25 @@ impl Drop for Scratch {
     }
 }
 
-/// Two hosts without any connection but loopback.
-fn hosts() -> Result<[Host; 2], String> {
+/// Hosts without any connection but loopback.
+fn hosts(n: usize) -> Result<Vec<Host>, String> {
     let mut why = Vec::new();
     for user in [true, false] {
-        let pair = || -> Result<[Host; 2], String> {
-            let a = Host::new(None, user)?;
-            let b = Host::new(Some(&a), user)?;
-            for h in [&a, &b] {
+        let make = || -> Result<Vec<Host>, String> {
+            let mut all = vec![Host::new(None, user)?];
+            while all.len() < n {
+                all.push(Host::new(Some(&all[0]), user)?);
+            }
+            for h in &all {
                 h.try_sh("command -v ip >/dev/null || { echo 'ip of iproute2 is not installed' >&2; false; }")?;
                 h.try_sh("ip link set lo up")?;
             }
             // Whether the kernel has such interfaces at all.
-            a.try_sh(&format!("ip link add try0 type veth peer name try0 netns {}; ip link del try0", b.pid()))?;
-            Ok([a, b])
+            let there = all[1].pid();
+            all[0].try_sh(&format!("ip link add try0 type veth peer name try0 netns {there}; ip link del try0"))?;
+            Ok(all)
         };
-        match pair() {
+        match make() {
             Ok(hosts) => return Ok(hosts),
             Err(e) => why.push(format!("{}: {e}", if user { "with a user namespace" } else { "as root" })),
         }
@@ -147,10 +150,9 @@ fn hosts() -> Result<[Host; 2], String> {
     Err(why.join("; "))
 }
 
-/// Two hosts, unless they cannot be had here.
-pub fn two_hosts(test: &str) -> Option<[Host; 2]> {
-    match hosts() {
-        Ok(h) => Some(h),
+fn or_not_run<T>(test: &str, made: Result<T, String>) -> Option<T> {
+    match made {
+        Ok(t) => Some(t),
         Err(why) => {
             assert!(std::env::var_os(REQUIRE).is_none_or(|v| v != "1"), "{REQUIRE} is set, but {why}");
             // Not through the macro, which the test harness keeps to itself; in one piece, beside other tests.
@@ -158,6 +160,57 @@ pub fn two_hosts(test: &str) -> Option<[Host; 2]> {
             let _ = std::io::stderr().write_all(line.as_bytes());
             None
         }
+    }
+}
+
+/// Two hosts, unless they cannot be had here.
+pub fn two_hosts(test: &str) -> Option<[Host; 2]> {
+    let pair = or_not_run(test, hosts(2))?;
+    Some(pair.try_into().unwrap_or_else(|_| panic!("two were asked for")))
+}
+
+/// Hosts that are joined by a switch: host `k` has the address `10.1.0.{k + 1}` on its interface `e0`.
+pub struct Lan {
+    pub hosts: Vec<Host>,
+    switch: Host,
+}
+
+impl Lan {
+    /// With `n` hosts, unless they cannot be had here.
+    pub fn new(test: &str, n: usize) -> Option<Self> {
+        let make = || -> Result<Self, String> {
+            let mut all = hosts(n + 1)?;
+            let lan = Self { switch: all.pop().unwrap(), hosts: all };
+            lan.switch.try_sh("ip link add br0 type bridge; ip link set br0 addrgenmode none up")?;
+            // The kernel has queues of that kind.
+            lan.switch.try_sh(
+                "tc qdisc add dev br0 root tbf rate 20mbit burst 32kbit latency 400ms; tc qdisc del dev br0 root",
+            )?;
+            Ok(lan)
+        };
+        let lan = or_not_run(test, make())?;
+        for (k, h) in lan.hosts.iter().enumerate() {
+            h.sh(&format!("ip link add e0 type veth peer name h{k} netns {}", lan.switch.pid()));
+            lan.switch.sh(&format!("ip link set h{k} addrgenmode none up; ip link set h{k} master br0"));
+            up(h, "e0", &[&format!("10.1.0.{}/24", k + 1)]);
+        }
+        Some(lan)
+    }
+
+    /// From now on nothing gets to this host or from it, and nobody is told.
+    pub fn unplug(&self, k: usize) {
+        self.switch.sh(&format!("ip link set h{k} nomaster"));
+    }
+
+    pub fn plug(&self, k: usize) {
+        self.switch.sh(&format!("ip link set h{k} master br0"));
+    }
+
+    /// To this host and from it goes so much in a second, the rest waits up to 400 ms, and what waits longer is lost.
+    pub fn slow(&self, k: usize, rate: &str) {
+        let queue = format!("root tbf rate {rate} burst 32kbit latency 400ms");
+        self.hosts[k].sh(&format!("tc qdisc replace dev e0 {queue}"));
+        self.switch.sh(&format!("tc qdisc replace dev h{k} {queue}"));
     }
 }
 

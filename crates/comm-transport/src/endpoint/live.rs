@@ -317,6 +317,7 @@ impl State {
         self.peers[p].down = Some(PeerCause::NoHeartbeat);
         self.moved = true;
         self.ended = true;
+        self.agree_without(p);
     }
 }
 
