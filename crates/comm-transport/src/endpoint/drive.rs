@@ -90,8 +90,13 @@ impl Endpoint {
                 let (done, guard) = self.sleep(until, &mut look);
                 self.asleep.fetch_sub(1, Ordering::SeqCst);
                 st = guard;
-                if done.is_some() || until.is_some_and(|t| t <= st.now()) {
+                if done.is_some() {
                     break done;
+                }
+                if until.is_some_and(|t| t <= st.now()) {
+                    // Who has been stopped itself finds what has come meanwhile, which says more than that time is up.
+                    st.progress(true);
+                    break look(&mut st);
                 }
                 all = true;
                 // After a wake-up there is something to do; if not, sleep again soon.
