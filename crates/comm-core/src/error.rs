@@ -194,9 +194,11 @@ impl ErrorKind {
             Self::Mismatch { .. } => "make every rank issue the same calls in the same order",
             Self::PeerRefused { .. } => "look at that rank's own error; the communicator is still usable",
             Self::Timeout { .. } => "look at what the missing ranks are doing, or raise the timeout",
-            Self::PeerFailed { .. } => "look at that rank's log; create a new communicator without it",
+            Self::PeerFailed { .. } => {
+                "look at that rank's log; the others can go on without it: `shrink`, or `reconfigure` with their handles"
+            }
             Self::Corrupt { .. } => "check that only rustcomms processes use this port, and the network's health",
-            Self::Aborted { .. } => "look at the cause; create a new communicator",
+            Self::Aborted { .. } => "look at the cause; those who are left can go on: `shrink`, or `reconfigure`",
             Self::StaleGeneration { .. } => "use the handles of the newest membership",
             Self::Bootstrap { missing, .. } if missing.is_empty() => "mend what it says, and start the ranks again",
             Self::Bootstrap { .. } => {
@@ -429,6 +431,9 @@ impl fmt::Display for Error {
         let advice = match self.kind() {
             // There is no communicator yet.
             ErrorKind::InvalidArgument { .. } if c.comm.is_none() => "correct the argument or setting",
+            ErrorKind::Bootstrap { .. } if c.op.as_deref() == Some(Operation::Reconfigure.name()) => {
+                "the old communicator is as it was: call again with another uuid and the handles of those who can come"
+            }
             kind => kind.advice(),
         };
         write!(f, "{} ({advice})", self.kind())

@@ -27,9 +27,13 @@
 //!   of Open MPI, `mpiexec` of MPICH and Intel MPI, MVAPICH and PALS, `srun`, and Kubernetes' indexed jobs, whose variables are understood,
 //!   see below. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with `launch::spawn_local`. Without
 //!   any, `connect` makes a world of one rank.
-//! * *Tests*: `testing::run_ranks` runs a closure as N ranks, and names those that panic, fail or hang.
+//! * *Tests*: `testing::run_ranks` runs a closure as N ranks, and names those that panic, fail or hang. `testing::Simulation` runs it in
+//!   virtual time, with faults; a seed decides on everything, so that a run can be repeated.
+//! * *After a failure*: [`Communicator::shrink`] goes on with the survivors, [`Communicator::reconfigure`] with whom you like,
+//!   newcomers too; the example `elastic` does. Launchers end the other ranks when one has failed, so ranks that shall go on are started
+//!   by something else, as there.
 //! * *Examples*, in `crates/rustcomms/examples`: `messages`, `reductions`, `gathers`, `exchange` and `overlap` show the operations,
-//!   `own_backend` a backend of one's own, `train_digits` data-parallel training. `cargo run --example messages` starts 4 ranks.
+//!   `own_backend` a backend of one's own, `elastic` ranks that come and go, `train_digits` data-parallel training. `cargo run --example messages` starts 4 ranks.
 //! * *When something is wrong*: `rustcomms doctor` looks at machine and settings, and tries every operation.
 //!
 //! # Settings
@@ -47,6 +51,7 @@
 //! | `RUSTCOMMS_SECRET` | none | what the ranks and the store prove to each other to know: 32 random bytes, in any writing, see [`Secret`] and below |
 //! | `RUSTCOMMS_INTERFACE` | all | interfaces and networks over which ranks connect, see [`CommOptions::interface`] |
 //! | `RUSTCOMMS_CONNECT` | `auto` | links of a world from the start: `auto` (all up to 8 ranks, else 2 log2 n each, others when data needs them) or `full`; the same on all ranks. The hint `connect` comes first |
+//! | `RUSTCOMMS_SIM_SEED` | what the program says | seed of every `testing::Simulation`: a run that failed prints it |
 //! | `RUSTCOMMS_RANK`, `RUSTCOMMS_WORLD_SIZE` | a world of one rank | rank of this process, and number of ranks; both or neither |
 //! | `RUSTCOMMS_STORE` | `MASTER_ADDR` and `MASTER_PORT`, where rank 0 then hosts the store | host:port of the store at which ranks meet |
 //! | `RUSTCOMMS_RUN_ID` | `run` | name of the run, at most 256 bytes, which keeps runs apart that share a store or a host |
@@ -54,7 +59,7 @@
 //! | `RUSTCOMMS_LOCAL_RANK`, `RUSTCOMMS_LOCAL_WORLD_SIZE` | not set | rank and ranks on this host, for the program (`store::discover`) and for meeting without an address, see below; communicators find out by themselves |
 //! | `RUSTCOMMS_NODE_RANK`, `RUSTCOMMS_NNODES` | not set | number of this host and of all hosts, for the program |
 //!
-//! All but the first nine are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
+//! All but the first ten are set by launchers. Without `RUSTCOMMS_RANK`, torchrun's variables count: `RANK`, `WORLD_SIZE`,
 //! `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`, `TORCHELASTIC_USE_AGENT_STORE`, `TORCHELASTIC_RUN_ID` and
 //! `TORCHELASTIC_RESTART_COUNT`; then those of Open MPI, PMI, MVAPICH, a Slurm step, PALS and Kubernetes' indexed jobs.
 //!
@@ -127,7 +132,10 @@ pub use comm_store as store;
 /// ```
 #[cfg(feature = "sim")]
 pub mod testing {
-    pub use backend_sim::{RankPanic, run_ranks, run_ranks_with};
+    pub use backend_sim::{
+        Ended, Fault, Faults, Happened, Network, Outcome, RankPanic, RankStats, SimFailure, Simulation, Stats, Trouble,
+        When, run_ranks, run_ranks_with,
+    };
 }
 
 /// Registers the backends that this build has; every function here that looks one up does it first.

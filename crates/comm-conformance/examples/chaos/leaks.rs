@@ -39,10 +39,10 @@ fn page() -> u64 {
     rustix::param::page_size() as u64
 }
 
-/// One tenth of everything.
-fn part(comm: &Communicator, k: usize) -> Result<()> {
+/// One tenth of everything that the ranks of a process do, `ranks` of them.
+fn part(comm: &Communicator, k: usize, ranks: usize) -> Result<()> {
     let from = vocabulary(comm.backend_name(), true).longest(500);
-    let played = Program::random(k as u64, comm.size(), CALLS / PARTS, &from).play(comm, TIMEOUT);
+    let played = Program::random(k as u64, comm.size(), CALLS / PARTS / ranks, &from).play(comm, TIMEOUT);
     if let Some((call, e)) = played.failed {
         return Err(e.with_context(|| comm_core::Context { op: Some(call.into()), ..Default::default() }));
     }
@@ -50,7 +50,7 @@ fn part(comm: &Communicator, k: usize) -> Result<()> {
         return Err(Error::invalid(w.clone()));
     }
     let (n, me) = (comm.size(), comm.rank());
-    for i in 0..SPLITS / PARTS {
+    for i in 0..SPLITS / PARTS / ranks {
         // All, in another order; or the even and the odd ones; or without one.
         let ranks: Vec<usize> = match i % 3 {
             0 => (0..n).rev().collect(),
@@ -70,14 +70,14 @@ fn part(comm: &Communicator, k: usize) -> Result<()> {
     comm.barrier()
 }
 
-/// This rank's part; the verdict in words.
-fn measured(comm: &Communicator) -> Result<String> {
-    part(comm, 0)?;
+/// This rank's part; the verdict in words. `ranks` share the process, and what it holds.
+fn measured(comm: &Communicator, ranks: usize) -> Result<String> {
+    part(comm, 0, ranks)?;
     let before = Held::now()?;
     // Nobody goes on before everybody has counted: ranks may share a process.
     comm.barrier()?;
     for k in 1..PARTS {
-        part(comm, k)?;
+        part(comm, k, ranks)?;
     }
     let after = Held::now()?;
     comm.barrier()?;
@@ -110,10 +110,10 @@ fn note(tally: &mut Tally, over: &str, said: std::result::Result<Vec<String>, St
 
 /// Threads of one process, and processes.
 pub(crate) fn run(tally: &mut Tally) {
-    println!("leaks: {CALLS} calls, {SPLITS} communicators made and finalized, per rank");
+    println!("leaks: {CALLS} calls, {SPLITS} communicators made and finalized, per process");
     let options = CommOptions::new().name("leaks").timeout(TIMEOUT);
     let ended = backend_sim::run_ranks_with(3, &options, Duration::from_secs(300), |comm| {
-        let said = measured(&comm)?;
+        let said = measured(&comm, comm.size())?;
         comm.finalize(TIMEOUT)?;
         Ok(said)
     });
@@ -124,7 +124,7 @@ pub(crate) fn run(tally: &mut Tally) {
 /// A rank of a world of processes.
 pub(crate) fn rank() -> Result<String> {
     let comm = backend_tcp::connect(CommOptions::new().name("leaks").timeout(TIMEOUT).bootstrap_timeout(TIMEOUT))?;
-    let said = measured(&comm)?;
+    let said = measured(&comm, 1)?;
     comm.finalize(TIMEOUT)?;
     Ok(said)
 }

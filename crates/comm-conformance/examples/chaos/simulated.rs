@@ -245,7 +245,12 @@ fn told(seed: u64, plan: &Plan, outcome: &Outcome<Fared>) -> String {
                     Some(Ok((n, _))) => format!(", then one of {n}"),
                     Some(Err(e)) => format!(", then {e}"),
                 };
-                format!("rank {r}: {} steps, {failed}{after}", f.played.done)
+                let end = match &f.finalized {
+                    None => String::new(),
+                    Some(Ok(())) => ", finalized".into(),
+                    Some(Err(e)) => format!(", {e}"),
+                };
+                format!("rank {r}: {} steps, {failed}{after}{end}", f.played.done)
             }
             other => {
                 format!("rank {r}: {}", if matches!(other, Ended::Killed) { "killed".into() } else { short(other) })

@@ -112,6 +112,10 @@ impl State {
     /// else would end it any more.
     pub(crate) fn end_finalize(&mut self, g: usize) {
         self.end_ops(g);
+        // Why this rank leaves now, after its goodbye: one that has not heard it yet must not blame it for the end of its links.
+        if let Some(f) = self.group(g).and_then(|g| g.failed.clone()) {
+            self.tell_failure(g, &f);
+        }
         if let Some(group) = self.group_mut(g) {
             group.over = true;
         }

@@ -5,7 +5,7 @@ use collectives::Algorithm;
 use super::Findings;
 
 /// The settings that users choose, what they are for, and what holds where they are not set.
-const SETTINGS: [(&str, &str, &str); 9] = [
+const SETTINGS: [(&str, &str, &str); 10] = [
     ("RUSTCOMMS_ALGO", "algorithm for every operation that has it", "chosen by the table below"),
     ("RUSTCOMMS_SIMD", "most that reductions use of the processor", "all that it has"),
     ("RUSTCOMMS_LAUNCHER", "launcher whose variables count", "found out, see below"),
@@ -13,6 +13,7 @@ const SETTINGS: [(&str, &str, &str); 9] = [
     ("RUSTCOMMS_SECRET", "what ranks and store prove to know", "none: whoever can connect is let in"),
     ("RUSTCOMMS_INTERFACE", "interfaces and networks that ranks use", "all"),
     ("RUSTCOMMS_CONNECT", "links that a world has from the start", "auto: all up to 8 ranks"),
+    ("RUSTCOMMS_SIM_SEED", "seed of every simulation", "what the program says"),
     ("RUSTCOMMS_TIMEOUT", "seconds that an operation may take", "600"),
     ("RUSTCOMMS_BOOTSTRAP_TIMEOUT", "seconds that creation of a communicator may take", "120"),
 ];

@@ -267,7 +267,10 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// `Unsupported` on backends that cannot agree after a failure; `Timeout`.
+    /// `Timeout` naming members that live and have not called; the call may be made again. `StaleGeneration` on a rank that
+    /// lives and that the others have given up: it was stopped or cut off for longer than
+    /// [`heartbeat_timeout`](CommOptions::heartbeat_timeout). Where a network falls apart, the ranks on each side agree on
+    /// those of their side. `Unsupported` on backends that cannot agree after a failure.
     pub fn agree_survivors(&self, timeout: Duration) -> Result<Vec<usize>> {
         let i = self.inner();
         let n = i.membership_call(Operation::AgreeSurvivors, timeout, Form::Sync)?;
@@ -281,7 +284,8 @@ impl Communicator {
     ///
     /// # Errors
     ///
-    /// As [`agree_survivors`](Self::agree_survivors).
+    /// As [`agree_survivors`](Self::agree_survivors), and `PeerFailed` on all survivors when another of them dies
+    /// meanwhile: call it again on this communicator, which is as it was.
     pub fn shrink(&self, timeout: Duration) -> Result<Self> {
         let i = self.inner();
         let n = i.membership_call(Operation::Shrink, timeout, Form::Sync)?;

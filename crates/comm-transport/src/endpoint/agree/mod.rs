@@ -44,7 +44,8 @@ impl Endpoint {
     /// # Errors
     ///
     /// `Timeout` naming the members that live and have not called; `StaleGeneration` when the others have agreed that
-    /// this rank is gone, because its connections to them were cut; `Finalized`.
+    /// this rank is gone, because its connections to them were cut, or have given it up and are out of reach; `Finalized`;
+    /// what [`kill`](Self::kill) says.
     pub fn agree_survivors(&self, g: GroupId, timeout: Duration) -> Result<Survivors> {
         let start = self.clock().now();
         let until = start.after(timeout);
@@ -92,6 +93,13 @@ impl Endpoint {
 }
 
 impl Group {
+    /// Whether the group has failed, as another member says, because this one was taken for dead.
+    fn was_given_up(&self) -> bool {
+        let given_up =
+            |e: &comm_core::Error| matches!(e.kind(), ErrorKind::PeerFailed { rank, .. } if *rank == self.rank);
+        self.failed.as_ref().is_some_and(|f| f.origin != self.rank && given_up(&f.error))
+    }
+
     fn last_survivors(&self) -> Option<Survivors> {
         let (number, set, repeated) = self.agreement.last()?;
         Some(Survivors { number, ranks: set.iter().collect(), repeated })
@@ -101,13 +109,19 @@ impl Group {
 impl State {
     /// The next decision, if it is made; calls for it.
     fn survivors(&mut self, g: usize) -> Option<Result<Survivors>> {
+        let killed = self.killed_as(self.group(g).map(|g| g.rank));
         let group = self.group_mut(g).filter(|g| g.left.is_none());
         let Some(group) = group else { return Some(Err(ErrorKind::Finalized.into())) };
+        if let Some(e) = killed {
+            return Some(Err(e));
+        }
         group.agreement.call();
         let decision = group.agreement.take();
         let (rank, ours) = (group.rank, group.generation);
         let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1) };
         let result = match decision {
+            // One that the others have given up, while it was stopped or cut off, and that finds nobody of them.
+            Some((_, set)) if set.iter().eq([rank]) && group.was_given_up() => Some(Err(stale().into())),
             Some((_, set)) if set.has(rank) => group.last_survivors().map(Ok),
             None if !group.agreement.is_out() => None,
             _ => Some(Err(stale().into())),
