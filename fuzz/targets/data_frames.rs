@@ -2,7 +2,7 @@
 //!
 //! The first byte chooses the scene: which operations are posted (bits 0 to 2), whether frames carry checksums (bit
 //! 3), and whether the endpoint is one of twelve in a ring, whose other neighbour never comes, and not one of two (bit 4).
-//! Then come steps: 0 to 127, that many raw bytes; 128 to 239, a frame of that kind (modulo 18), whose fields follow
+//! Then come steps: 0 to 127, that many raw bytes; 128 to 239, a frame of that kind (modulo 19), whose fields follow
 //! in short form; 240 to 255, the endpoint gets a turn. All that the endpoint reads comes in pieces of uneven length.
 #![no_main]
 
@@ -196,10 +196,10 @@ fn play(data: &[u8]) {
     let options = EndpointOptions {
         checksum: scene & 8 != 0,
         patience: Patience { spins: 0, yields: 0 },
-        // An endpoint that can dial sleeps in the kernel, where time does not jump.
-        clock: if sparse { Arc::new(RealClock) } else { Arc::clone(&clock) as Arc<dyn Clock> },
         dialer: sparse.then(|| Arc::new(Deaf) as Arc<dyn Dialer>),
         connect: Connect::Ring,
+        // An endpoint that can dial sleeps in the kernel, where time does not jump.
+        ..EndpointOptions::new(if sparse { Arc::new(RealClock) } else { Arc::clone(&clock) as Arc<dyn Clock> })
     };
     let size = if sparse { 12 } else { 2 };
     let mut links: Vec<Option<Box<dyn Link>>> = (0..size).map(|_| None).collect();
@@ -233,7 +233,7 @@ fn play(data: &[u8]) {
             }
             kind @ 128..240 => {
                 let mut out = Vec::new();
-                frame(&mut input, (kind - 128) % 18, number, &mut out);
+                frame(&mut input, (kind - 128) % 19, number, &mut out);
                 number += 1;
                 wire.lock().unwrap().bytes.extend(out);
             }
