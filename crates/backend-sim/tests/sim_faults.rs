@@ -164,18 +164,61 @@ fn a_stopped_rank_is_waited_for() {
 #[test]
 fn a_rank_that_is_stopped_for_too_long_is_named() {
     for seed in 0..20 {
-        let run = run(3, seed, Faults::new().pause(1, When::Within(100), Duration::from_secs(600)));
+        let faults = Faults::new().pause(1, When::Within(100), Duration::from_secs(600));
+        let options = options().heartbeat_timeout(Duration::from_secs(5));
+        let run = Simulation::new(3).seed(seed).options(options).faults(faults).run(calls).unwrap();
         for rank in [0, 2] {
-            let named = match run.ranks[rank].error().map(comm_core::Error::kind) {
-                // With heartbeats.
-                Some(ErrorKind::PeerFailed { rank: 1, cause: PeerCause::NoHeartbeat }) => true,
-                // Without, the first to give up names it and tells the other.
-                Some(ErrorKind::Timeout { missing, unmatched, .. }) => missing == &[1] || !unmatched.is_empty(),
-                Some(ErrorKind::Aborted { cause, .. }) => cause.contains("timed out"),
-                _ => false,
-            };
+            let kind = run.ranks[rank].error().map(comm_core::Error::kind);
+            let named = matches!(kind, Some(ErrorKind::PeerFailed { rank: 1, cause: PeerCause::NoHeartbeat }));
             assert!(named, "{}", run.failure("it is not named"));
         }
+    }
+}
+
+/// It wakes up in a world that has failed without it, and whose members are out of reach.
+#[test]
+fn a_rank_that_was_given_up_finds_no_world_of_its_own() {
+    let mut stopped = 0;
+    for seed in 0..30 {
+        let options = CommOptions::new().name("given up").heartbeat_timeout(Duration::from_secs(5));
+        let faults = Faults::new().pause(1, When::Within(60), Duration::from_secs(60));
+        let simulation = Simulation::new(4).seed(seed).options(options).faults(faults);
+        let outcome = simulation.run(|comm| {
+            let ended = (0..8).try_for_each(|_| comm.all_reduce(&mut [1i32; 5], op::Sum));
+            if ended.is_ok() {
+                return Ok(None);
+            }
+            Ok(Some(comm.shrink(Duration::from_secs(200)).map(|smaller| smaller.ranks().to_vec())))
+        });
+        let outcome = outcome.unwrap();
+        for (rank, ended) in outcome.ranks.iter().enumerate() {
+            match (rank, ended.value()) {
+                (_, Some(None)) => {}
+                (1, Some(Some(Err(e)))) => {
+                    assert!(matches!(e.kind(), ErrorKind::StaleGeneration { .. }), "seed {seed}: {e}");
+                    stopped += 1;
+                }
+                (_, Some(Some(Ok(ranks)))) => assert!(rank != 1 && ranks.len() <= 3 && !ranks.contains(&1), "{seed}"),
+                _ => panic!("seed {seed}, rank {rank}: {}", outcome.failure("it ended otherwise")),
+            }
+        }
+    }
+    assert!(stopped > 10, "the rank was given up in {stopped} of 30 runs");
+}
+
+#[test]
+fn faults_that_cannot_be_are_refused() {
+    for faults in [
+        Faults::new().kill(3, When::Event(1)),
+        Faults::new().cut(1, 77, When::Event(1)),
+        Faults::new().disconnect(0, 0, When::Event(1)),
+        Faults::new().drop_frame(0, 3, 1),
+        Faults::new().drop_rate(f64::NAN),
+        Faults::new().kill_rate(2.0),
+        Faults::new().pause_rate(-0.5, Duration::from_secs(1)),
+    ] {
+        let e = Simulation::new(3).faults(faults).run(|_| Ok(())).map(drop).unwrap_err();
+        assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}");
     }
 }
 

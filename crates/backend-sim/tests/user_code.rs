@@ -1,10 +1,11 @@
 //! What users do although they should not: calls from inside operators, finalize beside a running call,
 //! endless refusals.
 
+use std::sync::Mutex;
 use std::time::Duration;
 
 use backend_sim::{run_ranks, run_ranks_with};
-use comm_core::{CallOptions, CommOptions, ErrorKind, op};
+use comm_core::{CallOptions, CommOptions, Error, ErrorKind, op};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -26,6 +27,56 @@ fn calls_from_inside_an_operator_are_refused_and_do_not_hang() {
             comm.all_reduce(&mut x, f.clone())?;
             assert!(x.iter().all(|v| *v == 3));
         }
+        comm.finalize(LONG)
+    })
+    .unwrap();
+}
+
+#[test]
+fn whatever_is_called_inside_an_operator_does_not_hang() {
+    let refused = |r: Result<(), Error>| match r {
+        Err(e) => assert!(matches!(e.kind(), ErrorKind::InvalidArgument { .. }), "{e}"),
+        Ok(()) => panic!("a call inside an operator went well"),
+    };
+    run_ranks(2, move |comm| {
+        let peer = 1 - comm.rank();
+        let (other, dropped) = (comm.dup("other")?, comm.dup("dropped")?);
+        let work = other.recv_async(vec![0u8], peer)?;
+        let (inner, spare) = (other.clone(), Mutex::new(Some((work, dropped))));
+        let f = op::custom(
+            move |a: &mut [i64], b: &[i64]| {
+                refused(inner.finalize(LONG));
+                refused(inner.agree_survivors(LONG).map(drop));
+                refused(inner.split(&[0, 1], "child").map(drop));
+                let control = inner.control().unwrap();
+                refused(control.exchange(&[1], LONG).map(drop));
+                refused(control.barrier(LONG));
+                refused(control.send(peer, 1, &[1]));
+                refused(control.recv(peer, 1, LONG).map(drop));
+                refused(control.agree(0, LONG).map(drop));
+                refused(control.subgroup(&[0, 1], 3).map(drop));
+                control.publish(1, 1);
+                assert!(control.failed().is_empty());
+                if let Some((work, dropped)) = spare.lock().unwrap().take() {
+                    assert!(!work.is_completed());
+                    let work = work.try_wait().unwrap_err();
+                    let work = work.wait_timeout(Duration::from_millis(10)).unwrap_err();
+                    refused(work.wait().map(drop));
+                    drop(dropped);
+                }
+                a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
+            },
+            true,
+        );
+        for count in [4, 100_000] {
+            let mut x = vec![1i64; count];
+            comm.all_reduce(&mut x, f.clone())?;
+            assert!(x.iter().all(|v| *v == 2));
+            comm.all_reduce_async(x, f.clone())?.wait()?;
+        }
+        // What the operation whose work was given away waits for.
+        other.send(&[7u8], peer)?;
+        other.finalize(LONG)?;
         comm.finalize(LONG)
     })
     .unwrap();

@@ -50,7 +50,7 @@ pub use op::{Operator, ReduceOp};
 pub use options::{
     CORE_HINTS, CallOptions, CommOptions, DEFAULT_BOOTSTRAP_TIMEOUT, DEFAULT_TIMEOUT, HintSpec, check_hints,
 };
-pub use reduce::{Reducer, normalize_bools, panic_text, simd_level};
+pub use reduce::{Reducer, check_outside_operator, normalize_bools, panic_text, simd_level};
 pub use registry::{Factory, built_backends, is_backend_built, new_comm, register_backend};
 pub use secret::{SECRET_VARIABLE, Secret};
 pub use store::Store;

@@ -27,7 +27,7 @@ use crate::device::DeviceKind;
 use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Phase, Result};
 use crate::observe::Event;
-use crate::reduce::normalize_bools;
+use crate::reduce::{check_outside_operator, in_fold, normalize_bools};
 use crate::time::Time;
 
 /// A buffer in its final place for the time of an operation.
@@ -168,6 +168,10 @@ impl Core {
     /// Polls the backend unless somebody else holds it; nobody's notification is lost.
     pub(crate) fn try_finish(&self) {
         self.notified.store(true, Ordering::Release);
+        if in_fold() {
+            // The backend is in use further up this thread's stack; others look at what was noted.
+            return;
+        }
         loop {
             // Pairs with the fence of whoever holds `pending`: either we find it free, or the holder, who looks
             // at `notified` after letting go, finds our notification. Without the fences both could read old values.
@@ -204,6 +208,9 @@ impl Core {
 
     /// Waits until done or `until`; drives the backend. True when done.
     pub(crate) fn wait(&self, until: Option<Time>) -> bool {
+        if in_fold() {
+            return self.is_done();
+        }
         while !self.is_done() {
             let Some(mut slot) = self.enter(until) else { return self.is_done() };
             if self.is_done() {
@@ -338,7 +345,8 @@ impl<X> Work<X> {
 
     fn finished(&self) -> (Option<X>, Result<()>) {
         self.core.observe();
-        let r = self.core.outcome().cloned().unwrap_or_else(|| Err(internal("a work was taken before it was done")));
+        let unfinished = || check_outside_operator().and(Err(internal("a work was taken before it was done")));
+        let r = self.core.outcome().cloned().unwrap_or_else(unfinished);
         // SAFETY: the operation is complete (`outcome` checked `done`), and this handle, which is not
         // clonable, is the only one that takes.
         let x = if self.core.is_done() { unsafe { self.hold.take() } } else { None };
@@ -472,6 +480,7 @@ pub fn wait_any<X>(works: &mut Vec<Work<X>>) -> Result<(usize, Result<X>)> {
     if works.is_empty() {
         return Err(Error::invalid("wait_any was given no work to wait for"));
     }
+    check_outside_operator()?;
     // Each turn drives one of them for a while, so that progress does not depend on the engine.
     let mut turn = 0usize;
     loop {

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use comm_core::Time;
+use comm_core::{Error, Time};
 
 /// A place in the life of a rank.
 ///
@@ -79,6 +79,29 @@ impl Faults {
     /// None.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Whether all this can happen to `n` ranks.
+    pub(crate) fn check(&self, n: usize) -> comm_core::Result<()> {
+        let other = |fault: &RankFault| match fault {
+            RankFault::Disconnect(peer) | RankFault::Cut(peer) => Some(*peer),
+            RankFault::Kill | RankFault::Pause(_) => None,
+        };
+        let frames = self.frames.iter().map(|(from, to, ..)| (*from, Some(*to)));
+        for (rank, other) in frames.chain(self.ranks.iter().map(|(rank, _, fault)| (*rank, other(fault)))) {
+            if let Some(r) = [Some(rank), other].into_iter().flatten().find(|r| *r >= n) {
+                return Err(Error::invalid(format!("a fault is placed at rank {r} of a simulation of {n} ranks")));
+            }
+            if other == Some(rank) {
+                return Err(Error::invalid(format!("a fault is placed between rank {rank} and itself")));
+            }
+        }
+        let r = &self.rates;
+        let rates = [r.drop, r.duplicate, r.corrupt, r.delay.0, r.disconnect, r.kill, r.pause.0];
+        match rates.into_iter().find(|c| !(0.0..=1.0).contains(c)) {
+            Some(c) => Err(Error::invalid(format!("a fault's rate is {c}; it is a chance, from 0 to 1"))),
+            None => Ok(()),
+        }
     }
 
     /// Loses frame `number` from one rank to another.

@@ -191,9 +191,7 @@ impl Simulation {
             settings.seed = seed;
         }
         let (n, seed, newcomers) = (settings.size, settings.seed, settings.newcomers);
-        if let Some((rank, ..)) = settings.faults.ranks.iter().find(|(rank, ..)| *rank >= n) {
-            return Err(Error::invalid(format!("a fault is placed at rank {rank} of a simulation of {n} ranks")));
-        }
+        settings.faults.check(n)?;
         let core = Core::new(settings);
         let clock: Arc<dyn Clock> = Arc::new(SimClock(Arc::clone(&core)));
         let ground: Arc<dyn Ground> = Arc::new(SimGround::new(Arc::clone(&core)));
@@ -228,7 +226,10 @@ impl Simulation {
                 st.elapsed = st.now;
                 let end = if st.ranks[rank].killed && !matches!(end, Ended::Panic(_)) { Ended::Killed } else { end };
                 drop(st);
-                ends.lock()[rank] = Some(end);
+                // Nobody asks any more for one that comes when the run has been given up.
+                if let Some(place) = ends.lock().get_mut(rank) {
+                    *place = Some(end);
+                }
             };
             let entry = Arc::clone(&core);
             let builder = std::thread::Builder::new().name(format!("sim-rank-{rank}"));

@@ -161,7 +161,7 @@ impl Times {
 pub(crate) fn run(rounds: usize, first: u64, tally: &mut Tally) {
     let (mut noticed, mut back) = (Times::default(), Times::default());
     for k in 0..rounds {
-        let seed = first + k as u64;
+        let seed = first.wrapping_add(k as u64);
         let outcome = round(seed, &mut noticed, &mut back);
         tally.note(outcome.map_err(|e| format!("processes, seed {seed}: {e}")));
     }

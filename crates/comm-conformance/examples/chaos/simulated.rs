@@ -79,7 +79,7 @@ fn plan(seed: u64) -> Plan {
 pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
     let start = Instant::now();
     let (mut faults, mut failed, mut shrunk, mut slowest) = (0, 0, 0, (Duration::ZERO, 0));
-    for seed in first..first + seeds {
+    for seed in (0..seeds).map(|k| first.wrapping_add(k)) {
         let plan = plan(seed);
         let began = Instant::now();
         match simulate(seed, &plan) {

@@ -46,7 +46,7 @@ use crate::error::{Context, Error, ErrorKind, Result};
 use crate::ext::{Allocation, Extensions};
 use crate::observe::{Event, Observer, ObserverGuard, Observers};
 use crate::options::{CORE_HINTS, CallOptions, CommOptions, check_hints};
-use crate::reduce::{abort_fold, in_fold};
+use crate::reduce::{abort_fold, check_outside_operator, in_fold};
 use crate::time::{Clock, Time};
 use crate::work::Core;
 
@@ -166,6 +166,20 @@ impl Drop for Handle {
             std::mem::forget(Arc::clone(i));
             return;
         }
+        if in_fold() {
+            // Further up this thread's stack the backend is in use.
+            let inner = Arc::clone(i);
+            if i.clock().spawn("rustcomms-close", Box::new(move || Self::close(&inner))).is_err() {
+                std::mem::forget(Arc::clone(i));
+            }
+            return;
+        }
+        Self::close(i);
+    }
+}
+
+impl Handle {
+    fn close(i: &CommInner) {
         let Some(from) = i.leave(HandleState::Closed) else { return };
         let replaced = || matches!(i.failure().map(|e| e.kind().name()), Some("StaleGeneration"));
         // A world of one has nobody to leave in the lurch.
@@ -201,8 +215,9 @@ impl Drop for Handle {
 /// A communicator belongs to the process that made it: do not use it in a forked child.
 ///
 /// Guarantees: `all_reduce` gives identical bits on all ranks, and the same bits from run to run
-/// with the same algorithm. After an error that is not [recoverable](Error::is_recoverable) the
-/// communicator has failed, and every later call returns that error.
+/// with the same algorithm. After an error of an operation that is not [recoverable](Error::is_recoverable) the
+/// communicator has failed, and every later call returns that error. Errors of [`shrink`](Self::shrink),
+/// [`agree_survivors`](Self::agree_survivors) and [`reconfigure`](Self::reconfigure) leave it as it was.
 #[derive(Clone)]
 pub struct Communicator {
     handle: Arc<Handle>,
@@ -467,6 +482,7 @@ impl Communicator {
     pub fn finalize(&self, timeout: Duration) -> Result<()> {
         let i = self.inner();
         let desc = OpDesc::new(Operation::Finalize);
+        check_outside_operator().map_err(|e| e.with_context(|| i.context(Some(&desc), None)))?;
         let Some(from) = i.leave(HandleState::Finalizing) else {
             return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(Some(&desc), None)));
         };

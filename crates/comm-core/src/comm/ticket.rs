@@ -9,7 +9,7 @@ use crate::desc::OpDesc;
 use crate::error::{Context, Error, ErrorKind, Result};
 use crate::observe::{Call, CallNumber, Event};
 use crate::options::CallOptions;
-use crate::reduce::in_fold;
+use crate::reduce::check_outside_operator;
 use crate::time::Time;
 
 /// The numbers and times of one call.
@@ -26,10 +26,7 @@ pub(crate) struct Numbers {
 impl CommInner {
     /// Checks that calls are possible at all.
     pub(crate) fn check_usable(&self, desc: &OpDesc) -> Result<()> {
-        if in_fold() {
-            return Err(Error::invalid("a custom operator must not call a communicator; fold values only")
-                .with_context(|| self.context(Some(desc), None)));
-        }
+        check_outside_operator().map_err(|e| e.with_context(|| self.context(Some(desc), None)))?;
         let e = match self.state() {
             HandleState::Live => return Ok(()),
             HandleState::Fresh => {

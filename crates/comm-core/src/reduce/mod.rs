@@ -45,6 +45,19 @@ pub(crate) fn in_fold() -> bool {
     FOLD.with(|s| s.depth.get() > 0)
 }
 
+/// Whether calls are possible on this thread: not inside a custom operator, which runs where the backend cannot be
+/// entered again. For backends and control planes; a [`Communicator`](crate::Communicator) asks by itself.
+///
+/// # Errors
+///
+/// `InvalidArgument` inside a custom operator.
+pub fn check_outside_operator() -> Result<()> {
+    if in_fold() {
+        return Err(Error::invalid("a custom operator must not call a communicator; fold values only"));
+    }
+    Ok(())
+}
+
 /// Makes the operation whose operator runs on this thread fail once the operator returns.
 pub(crate) fn abort_fold(reason: &str) {
     FOLD.with(|s| s.abort.set(Some(reason.to_owned())));

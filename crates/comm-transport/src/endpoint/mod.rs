@@ -34,7 +34,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time};
+use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time, check_outside_operator};
 use parking_lot::Mutex;
 
 pub use self::agree::Survivors;
@@ -208,6 +208,7 @@ impl Endpoint {
     /// `InvalidArgument` for members that are not distinct ranks of the endpoint including this one, or
     /// an id that is in use.
     pub fn create_group(self: &Arc<Self>, spec: GroupSpec) -> Result<GroupId> {
+        check_outside_operator()?;
         let id = spec.id;
         let index = self.with(|st| st.create_group(spec))?;
         // Not before the first group is there: a peer that is ready sooner may have sent data for it, which the
@@ -327,6 +328,9 @@ impl Endpoint {
     /// Members of a group whose connection is gone or who have left.
     #[must_use]
     pub fn lost(&self, g: GroupId) -> Vec<usize> {
+        if check_outside_operator().is_err() {
+            return Vec::new();
+        }
         let st = self.state.lock();
         let Some(group) = check(&st, g).ok().and_then(|g| st.group(g)) else { return Vec::new() };
         (0..group.members.len()).filter(|r| st.peers[group.members[*r]].down.is_some()).collect()
@@ -352,6 +356,7 @@ impl Endpoint {
     ///
     /// The group's failure, or `PeerFailed`.
     pub fn send_control(&self, g: GroupId, peer: usize, tag: u32, bytes: &[u8]) -> Result<()> {
+        check_outside_operator()?;
         self.with(|st| {
             let g = check(st, g)?;
             st.send_message(g, peer, tag, bytes)
@@ -364,6 +369,7 @@ impl Endpoint {
     ///
     /// `Timeout`; the group's failure; `PeerFailed`.
     pub fn recv_control(&self, g: GroupId, peer: usize, tag: u32, timeout: Duration) -> Result<Vec<u8>> {
+        check_outside_operator()?;
         let start = self.clock().now();
         let st = self.state.lock();
         let index = match check(&st, g) {
@@ -458,6 +464,11 @@ impl Endpoint {
     }
 
     fn on_group(&self, g: GroupId, f: impl FnOnce(&mut State, usize)) {
+        if check_outside_operator().is_err() && self.state.is_locked() {
+            // This very thread may hold the lock, further up its stack.
+            tracing::warn!("a custom operator has called or dropped what belongs to a communicator; ignored");
+            return;
+        }
         self.with(|st| {
             if let Ok(g) = check(st, g) {
                 f(st, g);

@@ -206,6 +206,9 @@ impl Communicator {
     /// `Unsupported` on backends with a fixed membership.
     pub fn init_handle(&self) -> Result<String> {
         let i = self.inner();
+        if matches!(i.state(), HandleState::Finalizing | HandleState::Finalized | HandleState::Closed) {
+            return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(None, None)));
+        }
         i.backend.init_handle().map_err(|e| e.with_context(|| i.context(None, None)))
     }
 

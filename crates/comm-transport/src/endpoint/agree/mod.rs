@@ -11,7 +11,7 @@ mod tests;
 
 use std::time::Duration;
 
-use comm_core::{ErrorKind, PeerCause, Result};
+use comm_core::{ErrorKind, PeerCause, Result, check_outside_operator};
 
 pub(super) use self::machine::Agreement;
 use self::machine::{Message, What};
@@ -47,6 +47,7 @@ impl Endpoint {
     /// this rank is gone, because its connections to them were cut, or have given it up and are out of reach; `Finalized`;
     /// what [`kill`](Self::kill) says.
     pub fn agree_survivors(&self, g: GroupId, timeout: Duration) -> Result<Survivors> {
+        check_outside_operator()?;
         let start = self.clock().now();
         let until = start.after(timeout);
         let pause = ASK_AFTER.min(timeout / 4).max(Duration::from_millis(1));
@@ -86,7 +87,12 @@ impl Endpoint {
         let group = check(&st, g).ok().and_then(|g| st.group(g)).filter(|g| rank < g.members.len());
         match group {
             Some(g) if g.gone[rank].is_some() => PeerCause::Closed,
-            Some(g) => st.peers[g.members[rank]].down.unwrap_or(PeerCause::Killed),
+            Some(g) => {
+                let peer = &st.peers[g.members[rank]];
+                // Others have lost it while the link to this rank is still up: it does not answer them.
+                let silent = if peer.link.is_some() { PeerCause::NoHeartbeat } else { PeerCause::Killed };
+                peer.down.unwrap_or(silent)
+            }
             None => PeerCause::Killed,
         }
     }
