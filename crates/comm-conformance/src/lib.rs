@@ -44,6 +44,7 @@
 mod buffer;
 mod case;
 mod dynamic;
+mod endings;
 mod exec;
 mod expect;
 mod kind;

@@ -77,7 +77,7 @@ impl Vocabulary {
         Scene::ALL
             .iter()
             .copied()
-            .filter(move |s| !(self.virtual_time && real(s)) && s.needs().iter().all(|q| self.has(q)))
+            .filter(move |s| !s.fails() && !(self.virtual_time && real(s)) && s.needs().iter().all(|q| self.has(q)))
     }
 
     fn forms(&self) -> Vec<Form> {
@@ -257,7 +257,7 @@ mod tests {
         assert_eq!(ops.len(), CALLS.len());
         let scenes: BTreeSet<&str> =
             all.iter().filter_map(|s| if let Step::Scene(s, _) = s { Some(s.name()) } else { None }).collect();
-        assert_eq!(scenes.len(), Scene::ALL.len());
+        assert_eq!(scenes.len(), Scene::ALL.iter().filter(|s| !s.fails()).count());
     }
 
     #[test]

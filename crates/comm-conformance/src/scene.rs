@@ -12,6 +12,7 @@ use comm_core::{
     wait_any,
 };
 
+use crate::endings::{called_off, misfits, missed, regrouped};
 use crate::value::mix;
 
 /// One of them.
@@ -37,6 +38,14 @@ pub(crate) enum Scene {
     Row,
     /// Calls that one rank, or every rank, refuses.
     Refused,
+    /// Children that do not come about.
+    Misfits,
+    /// A child that is called off, and its survivors.
+    CalledOff,
+    /// A rank that does not come to a monitored barrier.
+    Missed,
+    /// A new membership.
+    Regrouped,
 }
 
 impl Scene {
@@ -51,6 +60,10 @@ impl Scene {
         Self::Ahead,
         Self::Row,
         Self::Refused,
+        Self::Misfits,
+        Self::CalledOff,
+        Self::Missed,
+        Self::Regrouped,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -65,7 +78,16 @@ impl Scene {
             Self::Ahead => "short messages sent ahead",
             Self::Row => "many short calls in a row",
             Self::Refused => "refused calls",
+            Self::Misfits => "splits that do not fit",
+            Self::CalledOff => "a child that is called off",
+            Self::Missed => "a barrier that somebody misses",
+            Self::Regrouped => "a new membership",
         }
+    }
+
+    /// Whether something fails on purpose in it, which could not be told from what else goes wrong.
+    pub(crate) const fn fails(self) -> bool {
+        matches!(self, Self::Misfits | Self::CalledOff | Self::Missed | Self::Regrouped)
     }
 
     /// What the backend must do for it.
@@ -82,6 +104,10 @@ impl Scene {
             Self::Tags | Self::Ahead => vec![moved(Operation::Send), moved(Operation::Recv)],
             Self::Row => vec![sum, broadcast, gather],
             Self::Refused => vec![broadcast, sum],
+            Self::Misfits => vec![split, sum, moved(Operation::Send), moved(Operation::Recv)],
+            Self::CalledOff => vec![split, sum, OpQuery::new(Operation::Barrier), OpQuery::new(Operation::Shrink)],
+            Self::Missed => vec![split, sum, OpQuery::new(Operation::MonitoredBarrier)],
+            Self::Regrouped => vec![split, sum, gather, OpQuery::new(Operation::Reconfigure)],
         }
     }
 
@@ -99,6 +125,10 @@ impl Scene {
             Self::Ahead => s.ahead()?,
             Self::Row => row(comm, seed, timeout, 100, &mut s.wrong)?,
             Self::Refused => s.refused()?,
+            Self::Misfits => misfits(comm, seed, timeout, &mut s.wrong)?,
+            Self::CalledOff => called_off(comm, seed, timeout, &mut s.wrong)?,
+            Self::Missed => missed(comm, seed, timeout, &mut s.wrong)?,
+            Self::Regrouped => regrouped(comm, seed, timeout, &mut s.wrong)?,
         }
         Ok(s.wrong)
     }
