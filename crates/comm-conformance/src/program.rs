@@ -138,6 +138,13 @@ impl Program {
         Self { steps: (0..steps).map(step).collect() }
     }
 
+    /// Its first steps, as far as there are so many.
+    #[must_use]
+    pub fn first(mut self, steps: usize) -> Self {
+        self.steps.truncate(steps);
+        self
+    }
+
     /// The number of steps.
     #[must_use]
     pub fn len(&self) -> usize {

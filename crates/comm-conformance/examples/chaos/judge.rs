@@ -41,6 +41,11 @@ pub(crate) fn judge(e: &Error, culprits: &Culprits) -> Verdict {
             // All had arrived, and somebody stopped on the way; or those who wait for the culprit are missing too.
             None => Verdict { named: None, right: missing.is_empty() && !unmatched.is_empty() },
         },
+        // An attempt at a new membership: who gives it up first is what the others see of it.
+        ErrorKind::Bootstrap { missing, .. } => match missing.iter().find(|r| culprits.has(**r)) {
+            Some(r) => name(*r),
+            None => Verdict { named: None, right: false },
+        },
         _ => Verdict { named: None, right: false },
     }
 }

@@ -1,10 +1,13 @@
 //! Chaos in simulations: a seed decides on the world, the program, the network, the faults, and the order of everything.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use backend_sim::{Ended, Fault, Faults, Network, Outcome, Simulation, When};
 use comm_conformance::{Played, Program};
 use comm_core::{CommOptions, Communicator, Error, Result, op};
+use parking_lot::Mutex;
 
 use crate::draw::Draw;
 use crate::judge::{Culprits, judge};
@@ -16,6 +19,7 @@ const HEARTBEAT: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(600);
 /// Longest contribution, in elements: simulated frames are copied several times.
 const LONGEST: usize = 3000;
+const CALLED_OFF: &str = "chaos calls it off";
 
 /// What a seed has decided on.
 struct Plan {
@@ -24,6 +28,18 @@ struct Plan {
     faults: Faults,
     network: Network,
     connect: &'static str,
+    deed: Deed,
+}
+
+/// What the program does besides.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Deed {
+    /// A rank that calls everything off after so many steps.
+    aborts: Option<(usize, usize)>,
+    /// All meet at a monitored barrier when they are done.
+    meets: bool,
+    /// Survivors make a new membership of their handles instead of shrinking.
+    regroups: bool,
 }
 
 /// How a rank fared.
@@ -72,7 +88,9 @@ fn plan(seed: u64) -> Plan {
         _ => Network::new(Duration::from_millis(1), 1e8).jitter(Duration::from_micros(300)),
     };
     let connect = if draw.below(3) == 0 { "ring" } else { "auto" };
-    Plan { size, steps, faults, network, connect }
+    let aborts = (draw.below(8) == 0).then(|| (draw.below(size), draw.below(steps)));
+    let deed = Deed { aborts, meets: draw.below(3) == 0, regroups: draw.below(3) == 0 };
+    Plan { size, steps, faults, network, connect, deed }
 }
 
 /// Plays `seeds` seeds.
@@ -89,7 +107,7 @@ pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
                     failed += usize::from(fared.played.failed.is_some());
                     shrunk += usize::from(matches!(&fared.after, Some(Ok(_))));
                 }
-                let verdict = check(&outcome);
+                let verdict = check(&plan, &outcome);
                 tally.note(verdict.map_err(|e| format!("{e}\n  {}", told(seed, &plan, &outcome))));
             }
             Err(e) => tally.note(Err(format!("seed {seed}: {e}"))),
@@ -109,27 +127,60 @@ pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
 fn simulate(seed: u64, plan: &Plan) -> Result<Outcome<Fared>> {
     let options =
         CommOptions::new().name("chaos").timeout(TIMEOUT).heartbeat_timeout(HEARTBEAT).hint("connect", plan.connect);
-    let steps = plan.steps;
+    let (steps, deed) = (plan.steps, plan.deed);
+    let handles = Arc::new(Mutex::new(BTreeMap::new()));
     Simulation::new(plan.size)
         .seed(seed)
         .options(options)
         .network(plan.network)
         .faults(plan.faults.clone())
         .limit(LIMIT)
-        .run(move |comm| Ok(rank(&comm, seed, steps)))
+        .run(move |comm| Ok(rank(&comm, seed, steps, deed, &handles)))
 }
 
+/// Where ranks leave their handles: by their ranks in the world.
+type Handles = Arc<Mutex<BTreeMap<usize, String>>>;
+
 /// A rank's part.
-fn rank(comm: &Communicator, seed: u64, steps: usize) -> Fared {
+fn rank(comm: &Communicator, seed: u64, steps: usize, deed: Deed, handles: &Handles) -> Fared {
     let from = vocabulary("sim", true).longest(LONGEST);
-    let played = Program::random(seed, comm.size(), steps, &from).play(comm, TIMEOUT);
+    let program = Program::random(seed, comm.size(), steps, &from);
+    let aborts = deed.aborts.filter(|(who, _)| *who == comm.rank());
+    let mut played = program.first(aborts.map_or(steps, |(_, after)| after)).play(comm, TIMEOUT);
+    if played.failed.is_none() && aborts.is_some() {
+        comm.abort(CALLED_OFF);
+    }
+    if played.failed.is_none() && (deed.meets || aborts.is_some()) {
+        let met = comm.monitored_barrier(TIMEOUT);
+        played.failed = met.err().map(|e| ("monitored_barrier".to_owned(), e));
+    }
     if played.failed.is_none() {
         let finalized = comm.finalize(TIMEOUT);
         return Fared { played, cause: None, after: None, finalized: Some(finalized) };
     }
     let cause = comm.cause();
-    let after = comm.shrink(TIMEOUT).and_then(|smaller| go_on(&smaller, seed));
+    let smaller = if deed.regroups { regroup(comm, seed, handles) } else { comm.shrink(TIMEOUT) };
+    let after = smaller.and_then(|smaller| go_on(&smaller, seed));
     Fared { played, cause, after: Some(after), finalized: None }
+}
+
+/// A new membership of the survivors: each leaves its handle before they agree on who they are.
+fn regroup(comm: &Communicator, seed: u64, handles: &Handles) -> Result<Communicator> {
+    let own = comm.init_handle()?;
+    handles.lock().insert(comm.rank(), own);
+    let survivors = comm.agree_survivors(TIMEOUT)?;
+    let list: Vec<String> = {
+        let handles = handles.lock();
+        survivors.iter().filter_map(|r| handles.get(r).cloned()).collect()
+    };
+    if list.len() < survivors.len() {
+        return Err(Error::invalid(format!("{survivors:?} have agreed, and not all of them have called")));
+    }
+    let new = comm.reconfigure(seed, list, TIMEOUT, &[])?;
+    if survivors.get(new.rank()) != Some(&comm.rank()) {
+        return Err(Error::invalid(format!("rank {} has become {} of {survivors:?}", comm.rank(), new.rank())));
+    }
+    Ok(new)
 }
 
 /// The survivors' world works.
@@ -174,15 +225,20 @@ fn about(f: &Fault) -> Vec<usize> {
     }
 }
 
-fn check(outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
+fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
     if let Some((trouble, waits)) = &outcome.trouble {
         return Err(format!("{trouble}: {}", waits.join("; ")));
     }
     let bad: Vec<&Fault> = outcome.faults.iter().map(|h| &h.fault).filter(|f| !is_harmless(f)).collect();
-    let culprits = Culprits(bad.iter().flat_map(|f| about(f)).collect());
+    let mut culprits = Culprits(bad.iter().flat_map(|f| about(f)).collect());
+    culprits.0.extend(plan.deed.aborts.map(|(who, _)| who));
     let killed: Vec<usize> =
         bad.iter().filter_map(|f| if let Fault::Kill { rank } = f { Some(*rank) } else { None }).collect();
     let only_kills = killed.len() == bad.len();
+    // Among the survivors of a first failure, ranks are others.
+    let renumbered = |e: &Error| e.context().rank.is_some_and(|(_, n)| n < plan.size);
+    // The second may happen while the survivors of the first find together.
+    let several = killed.len() + usize::from(plan.deed.aborts.is_some()) > 1;
     // Others have ended their programs before, and left.
     let looking = outcome.ranks.iter().filter_map(Ended::value).filter(|f| f.after.is_some()).count();
     for (r, ended) in outcome.ranks.iter().enumerate() {
@@ -200,7 +256,7 @@ fn check(outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
         let failures = failures.chain(fared.cause.iter().map(|e| ("cause", e)));
         let ended = fared.finalized.iter().filter_map(|f| f.as_ref().err()).map(|e| ("finalize", e));
         for (call, e) in failures.chain(ended) {
-            if bad.is_empty() {
+            if culprits.0.is_empty() {
                 return Err(format!("rank {r}: nothing happened, yet {call}: {e}"));
             }
             // Ranks of children are numbered otherwise; the cause of the whole is looked at as well.
@@ -212,9 +268,9 @@ fn check(outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
         // Where one rank was killed and nothing else happened, those whose programs failed find together again.
         if only_kills && let Some(after) = &fared.after {
             match after {
-                Ok((n, _)) if *n == looking || killed.len() > 1 => {}
+                Ok((n, _)) if *n == looking || several => {}
                 Ok((n, _)) => return Err(format!("rank {r} is one of {n} survivors, not {looking}")),
-                Err(e) if killed.len() > 1 && judge(e, &culprits).right => {}
+                Err(e) if several && (renumbered(e) || judge(e, &culprits).right) => {}
                 Err(e) => return Err(format!("rank {r} did not find the survivors: {e}")),
             }
         }
@@ -258,11 +314,12 @@ fn told(seed: u64, plan: &Plan, outcome: &Outcome<Fared>) -> String {
         })
         .collect();
     format!(
-        "seed {seed}, {} ranks, {} steps, connect {}: {}\n    {}\n  again: cargo run --release -p comm-conformance --example \
+        "seed {seed}, {} ranks, {} steps, connect {}, {:?}: {}\n    {}\n  again: cargo run --release -p comm-conformance --example \
          chaos -- --seeds 1 --first {seed}",
         plan.size,
         plan.steps,
         plan.connect,
+        plan.deed,
         faults.join("; "),
         ranks.join("\n    ")
     )
