@@ -77,7 +77,7 @@ impl Vocabulary {
         Scene::ALL
             .iter()
             .copied()
-            .filter(move |s| !s.fails() && !(self.virtual_time && real(s)) && s.needs().iter().all(|q| self.has(q)))
+            .filter(move |s| !(s.fails() || self.virtual_time && real(s)) && s.needs().iter().all(|q| self.has(q)))
     }
 
     fn forms(&self) -> Vec<Form> {
