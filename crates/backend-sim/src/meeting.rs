@@ -35,6 +35,22 @@ impl Meeting {
         self.state.lock().arrived.len()
     }
 
+    /// It has come to nothing, and `rank` has heard of that.
+    pub(crate) fn is_over_for(&self, rank: usize) -> bool {
+        let state = self.state.lock();
+        matches!(state.end, Some(Err(_))) && state.arrived[rank]
+    }
+
+    /// All have come, to whatever end: nobody will ask any more.
+    pub(crate) fn all_came(&self) -> bool {
+        self.state.lock().arrived.iter().all(|a| *a)
+    }
+
+    /// It has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state.lock().end.is_some()
+    }
+
     /// Rank `rank` comes. False when it is there already.
     pub(crate) fn enter(&self, rank: usize) -> bool {
         let mut state = self.state.lock();
@@ -89,6 +105,10 @@ impl Meeting {
 
 impl State {
     fn finish(&mut self, end: Result<()>) {
+        if end.is_err() {
+            // Nobody gets anything of it.
+            self.shares.clear();
+        }
         self.end = Some(end);
         for (clock, parker) in self.waiting.drain(..) {
             clock.unpark(&parker);

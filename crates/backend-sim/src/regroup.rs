@@ -73,8 +73,11 @@ impl Town {
     fn leave(&self, token: u64) {
         let mut state = self.state.lock();
         state.homes.remove(&token);
-        let concerned = |g: &&Gathering| g.roster.members.iter().any(|m| m.token == token);
+        let concerned_by = |g: &Gathering| g.roster.members.iter().any(|m| m.token == token);
+        let concerned = |g: &&Gathering| concerned_by(g);
         let concerned: Vec<Gathering> = state.meetings.values().filter(concerned).cloned().collect();
+        // An attempt that has ended is of no interest any more once one of its members cannot come.
+        state.meetings.retain(|_, g| !(g.meeting.has_ended() && concerned_by(g)));
         drop(state);
         for g in concerned {
             let rank = g.roster.members.iter().position(|m| m.token == token);
@@ -189,6 +192,10 @@ impl SimRegroup {
                 let meeting = Arc::new(Meeting::new(shares_on(&self.ground, &members, mesh.connect)));
                 Gathering { meeting, connect: mesh.connect, roster: Arc::clone(roster) }
             };
+            // Who comes late hears what has become of the attempt; who has heard it begins another.
+            if state.meetings.get(&key).is_some_and(|g| g.meeting.is_over_for(roster.rank)) {
+                state.meetings.remove(&key);
+            }
             (state.meetings.entry(key).or_insert_with(make).clone(), members)
         };
         let meeting = &gathering.meeting;
@@ -216,7 +223,7 @@ impl SimRegroup {
             Err(failed(roster, what, &[], Vec::new()))
         };
         let mut state = town.state.lock();
-        if state.meetings.get(&key).is_some_and(|g| Arc::ptr_eq(&g.meeting, meeting)) {
+        if meeting.all_came() && state.meetings.get(&key).is_some_and(|g| Arc::ptr_eq(&g.meeting, meeting)) {
             state.meetings.remove(&key);
         }
         drop(state);
