@@ -60,11 +60,15 @@ fn threads_that_the_clock_starts_belong_to_their_rank() {
 
 #[test]
 fn a_hang_ends_the_run_and_says_who_waits_where() {
-    let run = Simulation::new(2).seed(5).run(|comm| {
+    let stuck = |comm: comm_core::Communicator| {
         comm.options().clock.park(&Parker::new(), None);
         Ok(())
-    });
-    let run = run.unwrap();
+    };
+    // Heartbeats go on for ever: with them the limit of time ends it.
+    let run = Simulation::new(2).seed(5).run(stuck).unwrap();
+    assert!(matches!(run.trouble, Some((Trouble::Time(_), _))), "{:?}", run.trouble);
+    let quiet = CommOptions::new().name("quiet").heartbeat_timeout(Duration::MAX);
+    let run = Simulation::new(2).seed(5).options(quiet).run(stuck).unwrap();
     let (trouble, waits) = run.trouble.clone().unwrap();
     assert_eq!(trouble, Trouble::Hang);
     assert!(waits.len() == 2 && waits[0].starts_with("rank 0 waits in no call"), "{waits:?}");

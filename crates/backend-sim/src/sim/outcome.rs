@@ -72,7 +72,9 @@ pub struct Stats {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Trouble {
-    /// Nothing can happen any more: all wait, and nothing is under way.
+    /// Nothing can happen any more: all wait, and nothing is under way. As long as ranks send each other heartbeats
+    /// ([`CommOptions::heartbeat_timeout`](comm_core::CommOptions::heartbeat_timeout)), something does, and it is the limit of virtual
+    /// time that ends the run.
     Hang,
     /// The limit of virtual time.
     Time(Duration),
