@@ -493,7 +493,7 @@ fn a_communicator_without_members_refuses_everything() {
         c.sendrecv(&x, &mut y, 0, 0),
     ] {
         let e = e.unwrap_err();
-        assert!(e.to_string().contains("no members yet; call `reconfigure`"), "{e}");
+        assert!(e.to_string().contains("no members yet: call reconfigure"), "{e}");
     }
 }
 

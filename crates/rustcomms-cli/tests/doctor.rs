@@ -97,6 +97,7 @@ fn settings_are_listed_honoured_and_checked() {
         ("RUSTCOMMS_SECRET", "sesame"),
         ("RUSTCOMMS_INTERFACE", "lo"),
         ("RUSTCOMMS_CONNECT", "full"),
+        ("RUSTCOMMS_SIM_SEED", "7"),
         ("RUSTCOMMS_BOOTSTRAP_TIMEOUT", "60"),
     ]);
     assert_eq!(code, Some(0), "{out}");
