@@ -1,33 +1,24 @@
-//! [`Work`]: a handle on an asynchronous operation.
-//!
-//! Who may touch what: the buffer lies in a [`Hold`] that the in-flight [`Core`] keeps alive, so that
-//! neither dropping nor leaking the handle frees memory in use. `Core::complete` runs exactly once,
-//! under the `pending` lock, after the backend has promised not to touch the buffer any more; it
-//! publishes the result with release order (`done`). Only then does [`Work`] take the buffer out.
+//! An operation in flight: where its buffer lies, and how it comes to its end, once.
 
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::fmt;
-use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, OnceLock};
-use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::normalize_all;
 use crate::backend::{Form, Pending};
-use crate::blocks::RawBlocksMut;
 use crate::buf::RawBufMut;
 use crate::comm::CommInner;
 use crate::comm::ticket::Numbers;
-use crate::device::DeviceKind;
-use crate::dtype::DType;
 use crate::error::{Error, ErrorKind, Phase, Result};
 use crate::observe::Event;
-use crate::reduce::{check_outside_operator, in_fold, normalize_bools};
+use crate::reduce::in_fold;
 use crate::time::Time;
 
 /// A buffer in its final place for the time of an operation.
@@ -93,7 +84,7 @@ impl<X> Hold<X> {
 
 /// The in-flight record of one operation.
 pub(crate) struct Core {
-    comm: Arc<CommInner>,
+    pub(super) comm: Arc<CommInner>,
     pub(crate) numbers: Numbers,
     form: Form,
     pending: Mutex<Option<Box<dyn Pending>>>,
@@ -161,7 +152,7 @@ impl Core {
         self.observed.load(Ordering::Acquire)
     }
 
-    fn observe(&self) {
+    pub(super) fn observe(&self) {
         self.observed.store(true, Ordering::Release);
     }
 
@@ -262,13 +253,13 @@ impl Core {
         contained("a waker", || waker.into_iter().for_each(Waker::wake));
     }
 
-    fn set_user_waker(&self, w: &Waker) {
+    pub(super) fn set_user_waker(&self, w: &Waker) {
         let new = w.clone();
         // The old one is dropped after the lock: its destructor is user code.
         let _old = self.user.lock().replace(new);
     }
 
-    fn duration(&self) -> Option<Duration> {
+    pub(super) fn duration(&self) -> Option<Duration> {
         self.outcome.get().map(|(_, t)| t.since(self.numbers.called))
     }
 }
@@ -305,234 +296,8 @@ impl Wake for Core {
     }
 }
 
-/// How far an operation is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum WorkStatus {
-    /// In flight.
-    Running,
-    /// Done; the result is valid.
-    Completed,
-    /// Failed; see [`Work::error`].
-    Failed,
-}
-
-/// A handle on an operation in flight that owns, in the end, its buffer(s) `X`.
-///
-/// The buffer lies in the communicator's in-flight record until the operation is done, so that
-/// dropping or leaking the handle is harmless: a dropped one lets the operation run to its end.
-///
-/// A `Work` is also a [`Future`] that resolves at host completion; its waker is called by the
-/// progress engine, so any executor will do.
-///
-/// Counterpart: torchcomms `TorchWork`, `MPI_Request`.
-#[must_use = "an operation's error is only seen by waiting for it"]
-pub struct Work<X> {
-    core: Arc<Core>,
-    hold: Arc<Hold<X>>,
-}
-
-impl<X> fmt::Debug for Work<X> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("call", &self.core.numbers).field("status", &self.status()).finish()
-    }
-}
-
-impl<X> Work<X> {
-    pub(crate) fn new(core: Arc<Core>, hold: Arc<Hold<X>>) -> Self {
-        Self { core, hold }
-    }
-
-    fn finished(&self) -> (Option<X>, Result<()>) {
-        self.core.observe();
-        let unfinished = || check_outside_operator().and(Err(internal("a work was taken before it was done")));
-        let r = self.core.outcome().cloned().unwrap_or_else(unfinished);
-        // SAFETY: the operation is complete (`outcome` checked `done`), and this handle, which is not
-        // clonable, is the only one that takes.
-        let x = if self.core.is_done() { unsafe { self.hold.take() } } else { None };
-        (x, r)
-    }
-
-    fn result(&self) -> Result<X> {
-        let (x, r) = self.finished();
-        r?;
-        x.ok_or_else(|| internal("the buffer was already taken"))
-    }
-
-    /// Waits for completion on the host and returns the buffer. On GPU backends too; there,
-    /// `wait` of stream-ordered buffers is the cheaper form.
-    ///
-    /// # Errors
-    ///
-    /// The operation's error. The buffer is then dropped; [`into_parts`](Self::into_parts) keeps it.
-    pub fn wait(self) -> Result<X> {
-        self.core.wait(None);
-        self.result()
-    }
-
-    /// Waits for completion on the host; the same as [`wait`](Self::wait) on CPU backends.
-    ///
-    /// # Errors
-    ///
-    /// As [`wait`](Self::wait).
-    pub fn wait_host(self) -> Result<X> {
-        self.wait()
-    }
-
-    /// Waits and returns the buffer in any case; after an error its contents are unspecified.
-    pub fn into_parts(self) -> (Option<X>, Result<()>) {
-        self.core.wait(None);
-        self.finished()
-    }
-
-    /// Waits for at most `timeout`. The operation goes on if that was too short.
-    ///
-    /// # Errors
-    ///
-    /// `Ok(self)` inside `Err` hands the work back: not done yet.
-    pub fn wait_timeout(self, timeout: Duration) -> std::result::Result<Result<X>, Self> {
-        let until = self.core.comm.clock().now().after(timeout);
-        if self.core.wait(Some(until)) { Ok(self.result()) } else { Err(self) }
-    }
-
-    /// Takes the result if the operation is done, else hands the work back.
-    ///
-    /// # Errors
-    ///
-    /// The work itself, if it is not done.
-    pub fn try_wait(self) -> std::result::Result<Result<X>, Self> {
-        self.core.try_finish();
-        if self.core.is_done() { Ok(self.result()) } else { Err(self) }
-    }
-
-    /// Whether the operation is done, well or badly. Asks the backend: never stale.
-    #[must_use]
-    pub fn is_completed(&self) -> bool {
-        self.core.try_finish();
-        self.core.is_done()
-    }
-
-    /// How far it is.
-    #[must_use]
-    pub fn status(&self) -> WorkStatus {
-        self.core.try_finish();
-        match self.core.outcome() {
-            None => WorkStatus::Running,
-            Some(Ok(())) => WorkStatus::Completed,
-            Some(Err(_)) => WorkStatus::Failed,
-        }
-    }
-
-    /// The error, if it has failed.
-    #[must_use]
-    pub fn error(&self) -> Option<Error> {
-        self.core.try_finish();
-        self.core.outcome().and_then(|r| r.clone().err())
-    }
-
-    /// Time from call to completion, once done.
-    #[must_use]
-    pub fn duration(&self) -> Option<Duration> {
-        self.core.try_finish();
-        self.core.duration()
-    }
-
-    /// The call's local number, as observers see it.
-    #[must_use]
-    pub fn op_id(&self) -> u64 {
-        self.core.numbers.op_id
-    }
-}
-
-impl<X> Future for Work<X> {
-    type Output = Result<X>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        if !this.core.is_done() {
-            // Register first, then look: a completion in between wakes us.
-            this.core.set_user_waker(cx.waker());
-            this.core.try_finish();
-            if !this.core.is_done() {
-                return Poll::Pending;
-            }
-        }
-        Poll::Ready(this.result())
-    }
-}
-
-/// Waits for all and returns their buffers in order.
-///
-/// # Errors
-///
-/// The first error in order, after all have ended.
-pub fn wait_all<X>(works: impl IntoIterator<Item = Work<X>>) -> Result<Vec<X>> {
-    let results: Vec<Result<X>> = works.into_iter().map(Work::wait).collect();
-    results.into_iter().collect()
-}
-
-/// Waits until one of `works` is done, removes it from the list and returns its index there and its result.
-///
-/// # Errors
-///
-/// `InvalidArgument` when the list is empty.
-pub fn wait_any<X>(works: &mut Vec<Work<X>>) -> Result<(usize, Result<X>)> {
-    if works.is_empty() {
-        return Err(Error::invalid("wait_any was given no work to wait for"));
-    }
-    check_outside_operator()?;
-    // Each turn drives one of them for a while, so that progress does not depend on the engine.
-    let mut turn = 0usize;
-    loop {
-        for i in 0..works.len() {
-            if works[i].is_completed() {
-                return Ok((i, works.remove(i).wait()));
-            }
-        }
-        let w = &works[turn % works.len()];
-        let until = w.core.comm.clock().now().after(Duration::from_micros(200));
-        w.core.wait(Some(until));
-        turn += 1;
-    }
-}
-
 pub(crate) fn internal(what: &str) -> Error {
     Error::new(ErrorKind::Backend { library: "comm-core".into(), code: -1, text: what.into() })
-}
-
-/// A handle on an operation inside a scope; see [`Communicator::scope`](crate::Communicator::scope).
-pub struct ScopedWork<'scope, B> {
-    pub(crate) core: Arc<Core>,
-    pub(crate) hold: Arc<Hold<B>>,
-    pub(crate) scope: std::marker::PhantomData<fn(&'scope ()) -> &'scope ()>,
-}
-
-impl<B> fmt::Debug for ScopedWork<'_, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScopedWork").field("call", &self.core.numbers).finish_non_exhaustive()
-    }
-}
-
-impl<B> ScopedWork<'_, B> {
-    /// Waits for completion and gives the borrow back.
-    ///
-    /// # Errors
-    ///
-    /// The operation's error.
-    pub fn wait(self) -> Result<B> {
-        self.core.wait(None);
-        self.core.observe();
-        self.core.outcome().cloned().unwrap_or_else(|| Err(internal("a scoped work was taken before it was done")))?;
-        // SAFETY: complete, and this handle is the only one that takes.
-        unsafe { self.hold.take() }.ok_or_else(|| internal("the borrow was already taken"))
-    }
-
-    /// Whether the operation is done, well or badly.
-    #[must_use]
-    pub fn is_completed(&self) -> bool {
-        self.core.try_finish();
-        self.core.is_done()
-    }
 }
 
 impl CommInner {
@@ -566,60 +331,5 @@ impl CommInner {
                 }));
             }
         }
-    }
-}
-
-/// The outputs of a request whose bytes must be normalised, whatever the outcome: after an error too the
-/// caller gets a buffer of `bool`s back.
-pub(crate) fn bool_outputs(request: &crate::backend::OpRequest) -> Vec<RawBufMut> {
-    use crate::backend::{OpRequest as R, P2pOp};
-    fn is_bool(b: &&RawBufMut) -> bool {
-        b.dtype() == DType::Bool && b.device().kind == DeviceKind::Cpu && b.bytes() > 0
-    }
-    let one = |b: &RawBufMut| Some(b).filter(is_bool).copied().into_iter().collect();
-    let blocks = |b: &RawBlocksMut| match b.whole() {
-        Some(all) => one(&all),
-        None => b.iter().filter(|b| is_bool(&b)).collect(),
-    };
-    let received = |m: &P2pOp| match m {
-        P2pOp::Recv { buf, .. } => Some(*buf).filter(|b| is_bool(&b)),
-        P2pOp::Send { .. } => None,
-    };
-    match request {
-        R::P2p(_) | R::Batch(_) | R::SendRecv(_) => request.messages().iter().filter_map(received).collect(),
-        R::Broadcast { buf, .. } => one(buf),
-        // In place the whole buffer is writable, and what surrounds the result is scratch. The pointer came from
-        // a mutable range.
-        R::ReduceScatter { input, output, .. } | R::ReduceScatterV { input, output, .. } => match input.whole() {
-            Some(i) if output.overlaps(&i) => {
-                one(&RawBufMut::new(i.ptr().cast_mut(), i.bytes(), i.dtype(), i.device()))
-            }
-            _ => one(output),
-        },
-        // Reductions store 0 and 1 themselves, but a copy of a world of one does not pass through them.
-        R::AllReduce { output, .. }
-        | R::Scan { output, .. }
-        | R::Exscan { output, .. }
-        | R::Scatter { output, .. }
-        | R::ScatterV { output, .. } => one(output),
-        R::Reduce { output, .. } => output.as_ref().map_or_else(Vec::new, one),
-        R::AllGather { output, .. }
-        | R::AllGatherV { output, .. }
-        | R::AllToAll { output, .. }
-        | R::AllToAllV { output, .. } => blocks(output),
-        R::Gather { output, .. } | R::GatherV { output, .. } => output.as_ref().map_or_else(Vec::new, blocks),
-        R::Barrier => Vec::new(),
-    }
-}
-
-/// Makes the bytes of these outputs valid `bool`s.
-///
-/// # Safety
-///
-/// The ranges are valid and nobody else uses them.
-pub(crate) unsafe fn normalize_all(outputs: &[RawBufMut]) {
-    for b in outputs {
-        // SAFETY: by the caller's promise; `bool_outputs` leaves empty ranges out, whose pointer may be anything.
-        normalize_bools(unsafe { std::slice::from_raw_parts_mut(b.ptr(), b.bytes()) });
     }
 }
