@@ -14,6 +14,7 @@ use comm_store::{TcpStoreServer, TcpStoreServerOptions, env};
 
 use crate::draw::Draw;
 use crate::judge::{Culprits, judge};
+use crate::leaks::{ALLOCATOR, Leaks, RUN};
 use crate::{Tally, vocabulary};
 
 /// Within this time after the kill every survivor has an error.
@@ -27,8 +28,6 @@ const ROUND: Duration = Duration::from_secs(90);
 const STEPS: usize = 8;
 
 const SEED: &str = "RUSTCOMMS_CHAOS_SEED";
-/// Instead of a seed: count what is held.
-const LEAKS: &str = "leaks";
 
 fn wall() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
@@ -54,7 +53,7 @@ impl Drop for Ranks {
 }
 
 impl Ranks {
-    fn start(size: usize, seed: &str) -> std::io::Result<Self> {
+    fn start(size: usize, seed: &str, environment: &[(&str, &str)]) -> std::io::Result<Self> {
         let server = TcpStoreServerOptions::of_environment().and_then(|o| o.bind("127.0.0.1:0"));
         let server = server.map_err(std::io::Error::other)?;
         let (tx, lines) = channel();
@@ -66,6 +65,7 @@ impl Ranks {
                 .env(env::WORLD_SIZE, size.to_string())
                 .env(env::STORE, ranks._server.local_addr().to_string())
                 .env(SEED, seed)
+                .envs(environment.iter().copied())
                 .env_remove("RUSTCOMMS_ALGO")
                 .stdin(Stdio::piped())
                 .stdout(Stdio::piped())
@@ -173,7 +173,8 @@ fn round(seed: u64, noticed: &mut Times, back: &mut Times) -> std::result::Resul
     let mut draw = Draw::new(seed);
     let size = 2 + draw.below(5);
     let victim = draw.below(size);
-    let mut ranks = Ranks::start(size, &seed.to_string()).map_err(|e| format!("starting {size} processes: {e}"))?;
+    let mut ranks =
+        Ranks::start(size, &seed.to_string(), &[]).map_err(|e| format!("starting {size} processes: {e}"))?;
     let until = Instant::now() + ROUND;
     let all: Vec<usize> = (0..size).collect();
     ranks.hear("READY", &all, until)?;
@@ -213,11 +214,14 @@ fn round(seed: u64, noticed: &mut Times, back: &mut Times) -> std::result::Resul
     ranks.complaint(until).map_err(|e| who(&e))
 }
 
-/// What the ranks of a world of processes say about leaks.
-pub(crate) fn leaks(size: usize) -> std::result::Result<Vec<String>, String> {
-    let mut ranks = Ranks::start(size, LEAKS).map_err(|e| format!("starting {size} processes: {e}"))?;
+/// What the processes of such a world say about leaks.
+pub(crate) fn leaks(what: Leaks) -> std::result::Result<Vec<String>, String> {
+    let size = what.processes();
+    // In place of a seed.
+    let mut ranks =
+        Ranks::start(size, what.name(), &ALLOCATOR).map_err(|e| format!("starting {size} processes: {e}"))?;
     let all: Vec<usize> = (0..size).collect();
-    ranks.hear("LEAKS", &all, Instant::now() + Duration::from_secs(300))
+    ranks.hear("LEAKS", &all, Instant::now() + RUN)
 }
 
 fn say(line: &str) {
@@ -230,8 +234,8 @@ fn say(line: &str) {
 pub(crate) fn rank() -> Result<()> {
     end_with_parent();
     let asked = std::env::var(SEED).unwrap_or_default();
-    if asked == LEAKS {
-        say(&format!("LEAKS {}", crate::leaks::rank()?));
+    if let Some(what) = Leaks::ALL.into_iter().find(|l| l.name() == asked) {
+        say(&format!("LEAKS {}", what.measure()?));
         return Ok(());
     }
     let seed = asked.parse::<u64>().map_err(|_| Error::invalid(format!("{SEED} is '{asked}', which is no number")))?;
