@@ -157,10 +157,14 @@ fn a_world_that_does_not_form_ends() {
 fn ends_are_known_where_sigchld_was_ignored() {
     for (script, code) in [("exit 0", 0), ("[ $RANK = 1 ] && exit 3; exit 0", 3), ("kill -9 $$", 128 + 9)] {
         let launcher = env!("CARGO_BIN_EXE_rustcomms");
-        let ignoring = format!("trap '' CHLD; exec {launcher} run -n 2 -- /bin/sh -c '{script}'");
         // The outer one runs only this.
-        let ended = Launcher::with(&["-n", "1"], &["/bin/sh", "-c", &ignoring], |_| {}).end();
+        let ignoring = ["env", "--ignore-signal=CHLD", "sh", "-c", "grep SigIgn /proc/self/status; exec \"$@\"", "sh"];
+        let inner = [launcher, "run", "-n", "2", "--", "/bin/sh", "-c", script];
+        let ended = Launcher::with(&["-n", "1", "--no-prefix"], &[&ignoring[..], &inner].concat(), |_| {}).end();
         assert_eq!(ended.code(), code, "{}", ended.err);
+        let mask = String::from_utf8(ended.out).unwrap();
+        let mask = u64::from_str_radix(mask.trim().strip_prefix("SigIgn:\t").unwrap(), 16).unwrap();
+        assert_eq!(mask >> 16 & 1, 1, "it was not ignored, so this tests nothing");
     }
 }
 
