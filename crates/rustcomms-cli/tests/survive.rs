@@ -48,6 +48,20 @@ fn the_others_go_on() {
     assert_eq!((said.len(), &*said[2]), (3, last), "{said:?}");
 }
 
+/// Who dies in the middle of a line, long before the others end.
+#[test]
+fn last_words_without_an_end_do_not_wait() {
+    for (more, want) in [(&[][..], "[0] half\n[1] all\n"), (&["--no-prefix"], "half\nall")] {
+        let dir = tempfile::tempdir().unwrap();
+        let go = dir.path().join("go");
+        let script = format!("[ $RANK = 0 ] && printf half && kill -9 $$; {}; printf all", until(&go));
+        let launcher = Launcher::start(&[&["-n", "2"], &GO_ON[..], more].concat(), &script);
+        eventually("it is written", || String::from_utf8(contents(&launcher.out)).unwrap().contains("half\n"));
+        std::fs::write(&go, "").unwrap();
+        assert_eq!(String::from_utf8(launcher.end().out).unwrap(), want);
+    }
+}
+
 #[test]
 fn stop_is_the_default() {
     for more in [&[][..], &["--on-failure", "stop"], &["--on-failure=stop"]] {
@@ -158,14 +172,16 @@ fn ends_are_known_where_sigchld_was_ignored() {
     for (script, code) in [("exit 0", 0), ("[ $RANK = 1 ] && exit 3; exit 0", 3), ("kill -9 $$", 128 + 9)] {
         let launcher = env!("CARGO_BIN_EXE_rustcomms");
         // The outer one runs only this.
-        let ignoring = ["env", "--ignore-signal=CHLD", "sh", "-c", "grep SigIgn /proc/self/status; exec \"$@\"", "sh"];
-        let inner = [launcher, "run", "-n", "2", "--", "/bin/sh", "-c", script];
-        let ended = Launcher::with(&["-n", "1", "--no-prefix"], &[&ignoring[..], &inner].concat(), |_| {}).end();
+        let inner = ["env", "--ignore-signal=CHLD", launcher, "run", "-n", "2", "--", "/bin/sh", "-c", script];
+        let ended = Launcher::with(&["-n", "1"], &inner, |_| {}).end();
         assert_eq!(ended.code(), code, "{}", ended.err);
-        let mask = String::from_utf8(ended.out).unwrap();
-        let mask = u64::from_str_radix(mask.trim().strip_prefix("SigIgn:\t").unwrap(), 16).unwrap();
-        assert_eq!(mask >> 16 & 1, 1, "it was not ignored, so this tests nothing");
     }
+    // No shell: those set it anew.
+    let ignored = ["env", "--ignore-signal=CHLD", "grep", "SigIgn", "/proc/self/status"];
+    let mask = Launcher::with(&["-n", "1", "--no-prefix"], &ignored, |_| {}).end().fine().out;
+    let mask = String::from_utf8(mask).unwrap();
+    let mask = u64::from_str_radix(mask.trim().strip_prefix("SigIgn:\t").unwrap(), 16).unwrap();
+    assert_eq!(mask >> 16 & 1, 1, "it was not ignored, so this tests nothing");
 }
 
 /// One rank of the run that ended well is enough for all nodes; they wait for it, whatever --linger says.
