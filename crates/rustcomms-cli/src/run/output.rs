@@ -202,7 +202,7 @@ impl Copier {
         let err = self.streams[i].err;
         let last = !self.streams.iter().any(|s| s.err == err && s.fd.is_some());
         let s = &mut self.streams[i];
-        if !s.line.is_empty() && !(last && s.prefix.is_empty()) {
+        if !s.line.is_empty() && (!last || !s.prefix.is_empty()) {
             let out = s.take(b"\n");
             self.write(err, &out);
         }
