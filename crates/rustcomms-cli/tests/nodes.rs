@@ -60,6 +60,7 @@ fn options_that_differ_end_a_run_that_is_not_complete() {
         (["--nnodes", "3"], ["--nnodes", "2"]),
         (["-n", "3"], ["-n", "2"]),
         (["--max-restarts", "1"], ["--max-restarts", "0"]),
+        (["--on-failure", "continue"], ["--on-failure", "stop"]),
     ] {
         // Node 0's ranks may be running, or have ended.
         for script in ["sleep 1000", "true"] {

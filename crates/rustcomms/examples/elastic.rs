@@ -2,6 +2,9 @@
 //!
 //! ```text
 //! cargo run --example elastic             # starts the processes itself
+//!
+//! # Under a launcher that lets the others go on: rank 1 crashes, the rest shrink. Nobody joins.
+//! rustcomms run -n 4 --on-failure continue -- target/debug/examples/elastic
 //! ```
 //!
 //! Members find each other by handles alone. Here these go through files; a store, a scheduler or a message would do.
@@ -10,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode};
 use std::time::{Duration, Instant};
 
-use rustcomms::{CommOptions, Communicator, Error, ErrorKind, Result, op};
+use rustcomms::{CommOptions, Communicator, Error, ErrorKind, Result, launch, op};
 
 /// Tells a process which member it is, and where handles are.
 const MEMBER: &str = "ELASTIC_MEMBER";
@@ -26,9 +29,35 @@ pub(crate) fn main() -> Result<ExitCode> {
             let number = number.parse().map_err(|_| Error::invalid(format!("{MEMBER} is '{number}'")))?;
             member(number, Path::new(&place))?;
         }
+        _ if launch::is_rank() => outlive()?,
         _ => direct()?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// As a rank of a launcher, which must let the others go on when one fails.
+fn outlive() -> Result<()> {
+    let comm = rustcomms::connect(CommOptions::new().name("elastic").timeout(LIMIT))?;
+    if comm.size() <= VICTIM {
+        return Err(Error::invalid("this example needs at least 2 ranks: one is lost"));
+    }
+    if comm.rank() == VICTIM {
+        let mut gradient = vec![1f32; 1 << 18];
+        for _ in 0..10 {
+            comm.all_reduce(&mut gradient, op::Avg)?;
+        }
+        // The worst that a rank can do: it says good-bye to nobody.
+        std::process::abort();
+    }
+    let gone = train(&comm)?;
+    let rest = comm.shrink(LIMIT)?;
+    let mut sum = [comm.rank() as u64];
+    rest.all_reduce(&mut sum, op::Sum)?;
+    assert_eq!(sum[0], (0..comm.size()).filter(|r| *r != gone).sum::<usize>() as u64);
+    if rest.rank() == 0 {
+        println!("elastic: generation {} has {} ranks, all right", rest.generation(), rest.size());
+    }
+    rest.finalize(LIMIT)
 }
 
 /// Starts the processes, kills one, starts another.

@@ -18,6 +18,8 @@ mod reductions;
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
+use rustcomms::launch::{self, LaunchOptions, OnFailure};
+
 /// Says which example this process is.
 const WHICH: &str = "TEST_EXAMPLE";
 /// Much longer than any takes.
@@ -39,6 +41,7 @@ fn entry() {
     let Ok(which) = std::env::var(WHICH) else { return };
     let main = match which.as_str() {
         "elastic" => elastic::main,
+        "elastic_world" => elastic_world,
         "exchange" => exchange::main,
         "gathers" => gathers::main,
         "messages" => messages::main,
@@ -80,6 +83,23 @@ fn elastic_loses_one_and_gains_one() {
     let (code, text) = run("elastic", 4, |_| {});
     assert_eq!(code, Some(0), "{text}");
     assert_eq!(text.matches("elastic: generation 3 has 4 ranks, all right\n").count(), 1, "{text}");
+}
+
+/// What `rustcomms run -n 4 --on-failure continue` does.
+fn elastic_world() -> rustcomms::Result<ExitCode> {
+    if launch::is_rank() {
+        elastic::main()
+    } else {
+        LaunchOptions::new().on_failure(OnFailure::Continue).spawn_local(4)
+    }
+}
+
+#[test]
+fn elastic_goes_on_under_a_launcher() {
+    let (code, text) = run("elastic_world", 4, |_| {});
+    assert_eq!(code, Some(0), "{text}");
+    assert_eq!(text.matches("elastic: generation 1 has 3 ranks, all right\n").count(), 1, "{text}");
+    assert!(text.contains("summary: ranks 0, 2, 3 ended well; rank 1 failed: signal: 6 (SIGABRT)"), "{text}");
 }
 
 fn all_worlds(which: &str) {

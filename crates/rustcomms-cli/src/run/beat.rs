@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use comm_core::{ErrorKind, Result, Store};
 
-use super::Event;
 use super::nodes::{Failure, announce};
+use super::{Event, survive};
 
 /// The nodes that have joined: their numbers, each with a comma behind.
 const JOINED: &str = "roster";
@@ -47,6 +47,8 @@ pub(super) fn enter(store: &dyn Store, node: usize) -> Result<()> {
 /// `node` need not be watched any more, nor waited for.
 pub(super) fn part(store: &dyn Store, node: usize) -> Result<()> {
     store.append(LEFT, format!("{node},").as_bytes())?;
+    // Who ends before it knows how its ranks have ended is not to be asked any more.
+    store.compare_set(&survive::key(node), b"", survive::UNKNOWN)?;
     store.set(&done_key(node), b"")
 }
 
@@ -60,14 +62,16 @@ pub(super) fn refused(store: &dyn Store, text: &str) -> Result<()> {
     store.append(REFUSED, format!("{}\n", text.replace('\n', " ")).as_bytes())
 }
 
-/// Beats for `node` as long as the process lives; on node 0, watches the others' beats.
-pub(super) fn beat(store: &dyn Store, node: usize, addr: &str, events: &Sender<Event>) {
+/// Beats for `node` as long as the process lives; on node 0, watches the others' beats. The loss of one ends the run, or
+/// with `goes_on`, is only told.
+pub(super) fn beat(store: &dyn Store, node: usize, addr: &str, goes_on: bool, events: &Sender<Event>) {
     let (mut watch, mut answered, mut looked) = (Watch::default(), Instant::now(), Instant::now());
     loop {
         std::thread::sleep(EVERY);
         let passed = looked.elapsed().min(LOOK);
         looked = Instant::now();
-        let result = if node == 0 { watch.look(store, passed, events) } else { store.add(&key(node), 1).map(drop) };
+        let result =
+            if node == 0 { watch.look(store, passed, goes_on, events) } else { store.add(&key(node), 1).map(drop) };
         match result {
             Ok(()) => answered = Instant::now(),
             Err(e) if node > 0 && matches!(e.kind(), ErrorKind::Timeout { .. }) && answered.elapsed() > UNANSWERED => {
@@ -97,7 +101,7 @@ struct Pulse {
 }
 
 impl Watch {
-    fn look(&mut self, store: &dyn Store, passed: Duration, events: &Sender<Event>) -> Result<()> {
+    fn look(&mut self, store: &dyn Store, passed: Duration, goes_on: bool, events: &Sender<Event>) -> Result<()> {
         let lists = store.multi_get(&[JOINED, LEFT, REFUSED], EVERY)?;
         let [joined, left, refused] = lists.as_slice() else { return Ok(()) };
         if let Some(new) = refused.get(self.told..) {
@@ -116,7 +120,12 @@ impl Watch {
         }
         for node in self.silent(there.into_iter().zip(beats).collect(), passed) {
             let text = format!("the launcher has not been heard of for {SILENCE:.0?}; it or its host is gone");
-            announce(store, 0, usize::MAX, &Failure { node, code: 1, last: true, text })?;
+            if goes_on {
+                // The main thread is gone only if the process ends.
+                let _ = events.send(Event::NodeLost(format!("node {node}: {text}")));
+            } else {
+                announce(store, 0, usize::MAX, &Failure { node, code: 1, last: true, text })?;
+            }
             part(store, node)?;
         }
         Ok(())
@@ -177,7 +186,7 @@ mod tests {
         let mut watch = Watch::default();
         for i in 0..9 {
             store.add(&key(1), i).unwrap();
-            watch.look(&store, LOOK, &tx).unwrap();
+            watch.look(&store, LOOK, false, &tx).unwrap();
         }
         let told: Vec<Event> = rx.try_iter().collect();
         assert!(matches!(&told[..], [Event::Refused(text)] if text == "not you"), "{told:?}");

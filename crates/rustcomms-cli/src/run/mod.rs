@@ -8,6 +8,7 @@ mod nodes;
 mod output;
 mod ranks;
 mod supervise;
+mod survive;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -15,7 +16,7 @@ use std::process::ExitCode;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use bind::Bind;
@@ -28,12 +29,20 @@ pub(crate) use ranks::{raise_descriptor_limit, signal};
 /// is copied line by line with its rank in front. If one rank fails, the others are ended, and the
 /// exit code is that of the rank that failed first (128 + number if a signal killed it). With
 /// --max-restarts, all ranks of all nodes are started anew instead, those that had ended well too,
-/// under the run id with the number of restarts added. A signal to this command ends the run with exit
+/// under the run id with the number of restarts added.
+///
+/// With --on-failure continue, for programs whose ranks go on without those that they have lost (shrink, reconfigure), a
+/// rank that fails is reported, what it has started is killed, and nobody else is ended. The exit code is 0 if at least one
+/// rank of the run ended with 0, else that of the rank of this node that failed first; the last line says who ended how. A rank
+/// that cannot be started, a signal to this command and a closed standard output end the run all the same.
+///
+/// A signal to this command ends the run with exit
 /// code 128 + its number, also where it would have restarted. When nobody reads standard output any more
 /// (as after | head), the ranks are ended, and the exit code is 141.
 ///
 /// Launchers of several nodes know within seconds if another one is gone (after 10 s if it fell silent), and
-/// end their ranks; there is no restart without it.
+/// end their ranks; there is no restart without it. With --on-failure continue they go on; the store is gone with node 0, so
+/// ranks that have not met by then end by their own bootstrap timeout.
 ///
 /// Ranks find RUSTCOMMS_RANK, RUSTCOMMS_WORLD_SIZE, RUSTCOMMS_LOCAL_RANK, RUSTCOMMS_LOCAL_WORLD_SIZE,
 /// RUSTCOMMS_NODE_RANK, RUSTCOMMS_NNODES, RUSTCOMMS_STORE (host:port), RUSTCOMMS_RUN_ID and
@@ -66,11 +75,15 @@ pub(crate) struct Args {
     /// Name of the run [default: made up, and the same on all nodes].
     #[arg(long, value_name = "ID")]
     run_id: Option<String>,
-    /// Seconds that the other ranks have to end by themselves after one failed. On nodes other than
+    /// What becomes of the other ranks when one fails.
+    #[arg(long, value_name = "WHAT", value_enum, default_value_t = OnFailure::Stop)]
+    on_failure: OnFailure,
+    /// Seconds that the other ranks have to end by themselves after one failed, or after a signal. On nodes other than
     /// that rank's it is at most 1.
     #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = seconds, allow_negative_numbers = true)]
     grace: Duration,
-    /// Restarts of the whole run, the failures on all nodes taken together. The same on all nodes.
+    /// Restarts of the whole run, the failures on all nodes taken together. The same on all nodes. Not with
+    /// --on-failure continue.
     #[arg(long, value_name = "N", default_value_t = 0, allow_negative_numbers = true)]
     max_restarts: usize,
     /// CPUs of each rank, of those that this command itself may use: none: all; core: its share of the
@@ -91,7 +104,8 @@ pub(crate) struct Args {
     #[arg(short, long)]
     verbose: bool,
     /// Seconds that node 0 keeps the store for the other nodes after its own ranks have ended, and with
-    /// --max-restarts, starts its ranks again if those of another node fail.
+    /// --max-restarts, starts its ranks again if those of another node fail. With --on-failure continue it counts for
+    /// nodes that have not come only: those that have are waited for as long as they are there.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds, allow_negative_numbers = true)]
     linger: Duration,
     /// Seconds that the other nodes wait for node 0's store, and that nodes wait for each other before a restart.
@@ -106,6 +120,24 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let s: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     // Longer than ten days is a mistake, and infinity is no duration.
     if (0.0..=1e6).contains(&s) { Ok(Duration::from_secs_f64(s)) } else { Err("must be between 0 and 1000000".into()) }
+}
+
+/// What becomes of the other ranks when one fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum OnFailure {
+    /// They are ended, after the grace.
+    Stop,
+    /// They go on. The same on all nodes.
+    Continue,
+}
+
+impl OnFailure {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Continue => "continue",
+        }
+    }
 }
 
 /// Where a rank's OMP_NUM_THREADS comes from.
@@ -165,6 +197,10 @@ enum Event {
     Copied,
     /// The other nodes are done, or node 0 has waited long enough.
     Lingered(Result<(), String>),
+    /// In a run that goes on after failures, a node's launcher has fallen silent.
+    NodeLost(String),
+    /// In such a run: whether a rank of any node ended well, or why that is not known.
+    Verdict(Result<bool, String>),
 }
 
 /// The shape of the run.
@@ -178,6 +214,7 @@ struct Plan {
     port: u16,
     run_id: Option<String>,
     max_restarts: usize,
+    on_failure: OnFailure,
     /// What each local rank gets.
     shares: Vec<Share>,
 }
@@ -255,6 +292,12 @@ impl Plan {
         if a.nproc * a.nnodes > most::RANKS {
             return wrong(format!("{} nodes of {} ranks are more than this can start", a.nnodes, a.nproc));
         }
+        if a.on_failure == OnFailure::Continue && a.max_restarts > 0 {
+            return wrong(format!(
+                "--max-restarts {} starts all ranks anew when one fails, --on-failure continue lets the others go on; choose one of them",
+                a.max_restarts
+            ));
+        }
         if a.nnodes > 1 && a.master_port == Some(0) {
             return wrong("--master-port 0 cannot be known to the other nodes; name a port".into());
         }
@@ -273,6 +316,7 @@ impl Plan {
             port,
             run_id: a.run_id.clone(),
             max_restarts: a.max_restarts,
+            on_failure: a.on_failure,
             shares: Share::all(a)?,
         })
     }
@@ -296,12 +340,17 @@ fn make_run_id() -> String {
 
 /// Sends the signals that want this to end to the main thread.
 fn watch_signals(events: Sender<Event>) -> Result<(), Stop> {
-    let wanted: Vec<i32> = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&s| s != SIGHUP || !is_ignored(s)).collect();
+    let mut wanted: Vec<i32> =
+        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&s| s != SIGHUP || !is_ignored(s)).collect();
+    if is_ignored(SIGCHLD) {
+        // Some services start programs so. The kernel would forget how the ranks ended.
+        wanted.push(SIGCHLD);
+    }
     let failed = |e: std::io::Error| Stop::new(1, format!("cannot handle signals: {e}"));
     let mut signals = Signals::new(wanted).map_err(failed)?;
     let forward = move || {
         for s in signals.forever() {
-            if events.send(Event::Signal(s)).is_err() {
+            if s != SIGCHLD && events.send(Event::Signal(s)).is_err() {
                 return;
             }
         }

@@ -11,7 +11,7 @@ use comm_core::{ErrorKind, Secret, Store};
 use comm_store::{PrefixStore, TcpStore, TcpStoreServer, TcpStoreServerOptions};
 use rustix::net::{AddressFamily, SocketType};
 
-use super::{Event, Plan, Stop, beat, make_run_id};
+use super::{Event, OnFailure, Plan, Stop, beat, make_run_id, survive};
 
 /// The launchers' keys, apart from those of the ranks.
 const PREFIX: &str = "rustcomms-launch";
@@ -143,7 +143,8 @@ impl Nodes {
             nodes.store = Some(Arc::clone(&store));
             nodes.watch(events)?;
             let (node, addr, events) = (nodes.node_rank, nodes.addr.clone(), events.clone());
-            spawn("beat", move || beat::beat(&*store, node, &addr, &events))?;
+            let goes_on = plan.on_failure == OnFailure::Continue;
+            spawn("beat", move || beat::beat(&*store, node, &addr, goes_on, &events))?;
         }
         Ok(nodes)
     }
@@ -156,13 +157,14 @@ impl Nodes {
                 ("nnodes", plan.nnodes.to_string()),
                 ("nproc", plan.nproc.to_string()),
                 ("max_restarts", plan.max_restarts.to_string()),
+                ("on_failure", plan.on_failure.name().to_owned()),
                 ("run_id", self.run_id.clone()),
             ];
             let pairs = pairs.iter().map(|(k, v)| (*k, v.as_bytes()));
             // In one call: who finds some of them finds all.
             store.multi_set(&pairs.chain(beat::EMPTY).collect::<Vec<_>>()).map_err(failed)?;
         } else {
-            let theirs = store.multi_get(&["nnodes", "nproc", "max_restarts", "run_id"], timeout).map_err(|e| match e.kind() {
+            let theirs = store.multi_get(&["nnodes", "nproc", "max_restarts", "on_failure", "run_id"], timeout).map_err(|e| match e.kind() {
                 ErrorKind::Timeout { .. } => Stop::new(
                     1,
                     format!("at {addr} there is a store, but no `rustcomms run --node-rank 0` behind it; is the port another program's?"),
@@ -170,10 +172,10 @@ impl Nodes {
                 _ => failed(e),
             })?;
             let theirs: Vec<String> = theirs.iter().map(|v| String::from_utf8_lossy(v).into_owned()).collect();
-            if plan.run_id.as_ref().is_some_and(|id| *id != theirs[3]) {
+            if plan.run_id.as_ref().is_some_and(|id| *id != theirs[4]) {
                 let text = format!(
                     "the store at {addr} belongs to run '{}', not to '{}'; use another port",
-                    theirs[3], self.run_id
+                    theirs[4], self.run_id
                 );
                 // Another run's launcher, which lost its way, must not end this one.
                 return Err(self.refused(store, text));
@@ -182,6 +184,7 @@ impl Nodes {
                 ("--nnodes", plan.nnodes.to_string()),
                 ("-n", plan.nproc.to_string()),
                 ("--max-restarts", plan.max_restarts.to_string()),
+                ("--on-failure", plan.on_failure.name().to_owned()),
             ];
             for ((option, ours), theirs_now) in ours.iter().zip(&theirs) {
                 if ours != theirs_now {
@@ -192,9 +195,9 @@ impl Nodes {
                     return Err(self.does_not_fit(store, text, &theirs[0]));
                 }
             }
-            self.run_id.clone_from(&theirs[3]);
+            self.run_id.clone_from(&theirs[4]);
         }
-        if store.add(&self.key("joined"), 1).map_err(failed)? > 1 {
+        if store.add(&survive::joined_key(self.node_rank), 1).map_err(failed)? > 1 {
             let text =
                 format!("there is a node {} in this run already; every node needs its own --node-rank", self.node_rank);
             return Err(self.refused(store, text));
@@ -224,10 +227,6 @@ impl Nodes {
         // As above.
         let _ = announce(store, 0, usize::MAX, &ours).and_then(|()| beat::part(store, self.node_rank));
         Stop::new(2, text)
-    }
-
-    fn key(&self, what: &str) -> String {
-        format!("{what}/{}", self.node_rank)
     }
 
     /// The name of this generation of the run. The store outlives the ranks, so their keys must not meet those of the
@@ -298,6 +297,35 @@ impl Nodes {
     /// Whether this node hosts the store.
     pub(super) fn hosts(&self) -> bool {
         self.node_rank == 0
+    }
+
+    /// In a run that goes on after failures, when all ranks here have ended, `well` if at least one did so: tells the other
+    /// nodes, and asks them if need be, in the background. [`Event::Verdict`] is the answer; false if there is none to wait for.
+    pub(super) fn conclude(&self, well: bool, linger: Duration, events: &Sender<Event>) -> bool {
+        let Some(store) = self.store.clone() else { return false };
+        let (node, nnodes, events) = (self.node_rank, self.nnodes, events.clone());
+        let ask = move || {
+            let judged = match node {
+                // Who failed does not wait for those who have not come: if they come, they find nobody.
+                0 => survive::judge(&*store, nnodes, well, if well { linger } else { Duration::ZERO }).map(
+                    |(well, missing)| {
+                        if !missing.is_empty() {
+                            let missing: Vec<String> = missing.iter().map(usize::to_string).collect();
+                            let text =
+                                format!("these nodes have not come: {}; ending without them", missing.join(", "));
+                            // The main thread is gone only if the process ends.
+                            let _ = events.send(Event::NodeLost(text));
+                        }
+                        well
+                    },
+                ),
+                _ => survive::leave_word(&*store, node, well)
+                    .and_then(|()| if well { Ok(true) } else { survive::await_verdict(&*store) }),
+            };
+            // As above.
+            let _ = events.send(Event::Verdict(judged.map_err(|e| format!("node 0's store is gone: {e}"))));
+        };
+        std::thread::Builder::new().name("conclude".into()).spawn(ask).is_ok()
     }
 
     /// Says that this node needs the store no more. On node 0, waits for the others in the background,
@@ -404,7 +432,7 @@ fn wait_for_others(store: &dyn Store, nnodes: usize, failed: bool, linger: Durat
     let mut others: Vec<usize> = (1..nnodes).collect();
     if failed {
         // Those who have not come yet will not be missed; if they come, they find nobody.
-        others.retain(|n| store.check(&[&format!("joined/{n}")]).unwrap_or(false));
+        others.retain(|n| store.check(&[&survive::joined_key(*n)]).unwrap_or(false));
     }
     let keys: Vec<String> = others.iter().map(|n| beat::done_key(*n)).collect();
     let keys: Vec<&str> = keys.iter().map(String::as_str).collect();

@@ -195,14 +195,15 @@ impl Copier {
         !ready.is_empty()
     }
 
-    /// A pipe has ended. With a prefix, its last line is completed and written; without, it has to
-    /// wait until nothing can follow on the same line.
+    /// A pipe has ended. Its last line is completed and written; without a prefix, the last of all is left as it is, for
+    /// when nothing can follow on the same line.
     fn end(&mut self, i: usize) {
+        self.streams[i].fd = None;
+        let err = self.streams[i].err;
+        let last = !self.streams.iter().any(|s| s.err == err && s.fd.is_some());
         let s = &mut self.streams[i];
-        s.fd = None;
-        if !s.prefix.is_empty() && !s.line.is_empty() {
+        if !s.line.is_empty() && (!last || !s.prefix.is_empty()) {
             let out = s.take(b"\n");
-            let err = s.err;
             self.write(err, &out);
         }
     }

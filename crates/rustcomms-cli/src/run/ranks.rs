@@ -10,6 +10,7 @@ use std::sync::mpsc::Sender;
 use comm_store::env;
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, getrlimit, kill_process_group, waitid};
 
+use super::guard::Guard;
 use super::nodes::{Nodes, join_host_port};
 use super::{Args, Event, Plan, Stop, bind};
 
@@ -61,6 +62,8 @@ pub(super) struct Rank {
     pub(super) pid: Pid,
     child: Child,
     pub(super) ended: Option<Outcome>,
+    /// Whether its number is the system's again.
+    buried: bool,
 }
 
 /// A rank's output.
@@ -122,7 +125,7 @@ impl Rank {
         let lost = || Stop::new(1, "the system started a process without its pipes or number");
         let (out, err) = (child.stdout.take().ok_or_else(lost)?, child.stderr.take().ok_or_else(lost)?);
         let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or_else(lost)?;
-        Ok((Self { rank, pid, child, ended: None }, Pipes { rank, out: out.into(), err: err.into() }))
+        Ok((Self { rank, pid, child, ended: None, buried: false }, Pipes { rank, out: out.into(), err: err.into() }))
     }
 
     /// Tells the main thread when the process has ended, leaving its number in use, so that its
@@ -160,12 +163,20 @@ impl Rank {
         let _ = kill_process_group(self.pid, signal);
     }
 
-    /// Ends what the rank left in its group, and then gives its number back to the system.
-    pub(super) fn bury(&mut self) {
+    /// Ends what the rank left in its group, and then gives its number back to the system, and to `guard` before. Once is
+    /// enough: the number may be another's afterwards.
+    pub(super) fn bury(&mut self, guard: Option<&mut Guard>) {
+        if self.buried {
+            return;
+        }
+        if let Some(g) = guard {
+            g.remove(self.pid);
+        }
         self.signal(Signal::KILL);
         if self.ended.is_some() {
             // It has ended, so this does not block; the outcome is known.
             let _ = self.child.wait();
+            self.buried = true;
         }
     }
 }

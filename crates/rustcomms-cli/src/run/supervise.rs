@@ -11,7 +11,7 @@ use super::guard::Guard;
 use super::nodes::{Meeting, Nodes};
 use super::output::Output;
 use super::ranks::{Outcome, Rank, raise_descriptor_limit, signal};
-use super::{Args, Event, Plan, Stop};
+use super::{Args, Event, OnFailure, Plan, Stop, survive};
 
 /// From SIGTERM to SIGKILL.
 const TERM_TO_KILL: Duration = Duration::from_secs(1);
@@ -51,6 +51,8 @@ struct Site<'a> {
     descriptors: Rlimit,
     events: &'a Sender<Event>,
     inbox: &'a Receiver<Event>,
+    /// Whether node 0's store is gone, which does not end a run that goes on after failures.
+    store_lost: bool,
 }
 
 struct Run<'s, 'a> {
@@ -60,6 +62,8 @@ struct Run<'s, 'a> {
     stage: Stage,
     /// The exit code, once something has failed.
     code: Option<i32>,
+    /// The code of the rank that failed first here, where that ends nobody else.
+    outlived: Option<i32>,
     /// What failed first here has been a crash.
     crashed: bool,
     /// Whether a signal asked for the end, or the end of standard output.
@@ -87,7 +91,7 @@ pub(super) fn supervise(
 ) -> Result<i32, Stop> {
     let descriptors = raise_descriptor_limit();
     let guard = Guard::start().map_err(|e| tell(format_args!("continuing without a guard process: {e}"))).ok();
-    let mut site = Site { args, plan, nodes, guard, descriptors, events, inbox };
+    let mut site = Site { args, plan, nodes, guard, descriptors, events, inbox, store_lost: false };
     loop {
         if let Next::End(code) = site.attempt()? {
             return Ok(code);
@@ -121,7 +125,7 @@ impl<'a> Site<'a> {
         let output = match Output::start(pipes, !args.no_prefix, self.events.clone()) {
             Ok(output) => output,
             Err(e) => {
-                ranks.iter_mut().for_each(Rank::bury);
+                ranks.iter_mut().for_each(|r| r.bury(self.guard.as_mut()));
                 let text = format!("cannot copy the ranks' output: {e}");
                 self.nodes.report(1, text.clone(), true);
                 self.nodes.done(true, args.linger, self.events);
@@ -139,6 +143,7 @@ impl<'a> Site<'a> {
             output,
             stage: Stage::Running,
             code: None,
+            outlived: None,
             crashed: false,
             interrupted: false,
             last: false,
@@ -179,14 +184,53 @@ impl<'a> Site<'a> {
         Ok(Next::End(self.leave(Some(code))))
     }
 
+    fn goes_on(&self) -> bool {
+        self.args.on_failure == OnFailure::Continue
+    }
+
+    /// Where ranks go on after failures, when all here have ended: whether the run has failed, and the exit code then. `failed`
+    /// is the code of the first rank that failed here if none ended well. What came before this is `kept`.
+    fn conclude(&mut self, failed: Option<i32>, kept: Vec<Event>) -> Option<i32> {
+        let now = self.nodes.generation;
+        if self.store_lost || !self.nodes.conclude(failed.is_none(), self.args.linger, self.events) {
+            return failed;
+        }
+        let mut kept = kept.into_iter();
+        loop {
+            match kept.next().map_or_else(|| self.inbox.recv(), Ok) {
+                Ok(Event::Verdict(Ok(well))) => return failed.filter(|_| !well),
+                Ok(Event::Verdict(Err(text)) | Event::StoreLost(text)) => {
+                    if failed.is_some() {
+                        tell(format_args!("{text}; how the ranks of the other nodes ended is not known"));
+                    }
+                    return failed;
+                }
+                Ok(Event::Elsewhere { generation, failure: f }) if generation == now => {
+                    tell(format_args!("node {}: {}", f.node, f.text));
+                    return Some(f.code);
+                }
+                Ok(Event::Signal(s)) => {
+                    let text = format!("interrupted by {}; ending the run on all nodes", signal(s));
+                    tell(&text);
+                    self.nodes.report(128 + s, text, true);
+                    return Some(128 + s);
+                }
+                Ok(Event::Refused(text) | Event::NodeLost(text)) => tell(text),
+                Ok(_) => {}
+                Err(_) => return failed,
+            }
+        }
+    }
+
     /// Lets the other nodes finish, and returns the exit code.
     fn leave(&mut self, mut code: Option<i32>) -> i32 {
-        if self.nodes.done(code.is_some(), self.args.linger, self.events) {
+        // Where ranks go on after failures, it has been settled who has not come.
+        if self.nodes.done(code.is_some() || self.goes_on(), self.args.linger, self.events) {
             let result = loop {
                 match self.inbox.recv() {
                     Ok(Event::Lingered(result)) => break result,
                     Ok(Event::Signal(s)) => return code.unwrap_or(128 + s),
-                    Ok(Event::Refused(text)) => tell(text),
+                    Ok(Event::Refused(text) | Event::NodeLost(text)) => tell(text),
                     Ok(_) => {}
                     Err(_) => break Ok(()),
                 }
@@ -229,11 +273,17 @@ impl Run<'_, '_> {
             Event::Ended { local, how } => {
                 let r = &mut self.ranks[local];
                 r.ended = Some(how);
-                if how != Outcome::Exited(0) && self.code.is_none() {
+                if self.site.goes_on() && self.code.is_none() {
+                    self.outlive(local, how);
+                } else if how != Outcome::Exited(0) && self.code.is_none() {
                     let text = format!("rank {} (pid {}) {how}", r.rank, r.pid.as_raw_nonzero());
                     self.crashed = how.is_crash();
                     self.fail(how.code(), &text, true);
-                } else if how.is_crash() && !self.crashed && !self.interrupted && matches!(self.stage, Stage::Grace(_))
+                } else if how.is_crash()
+                    && !self.crashed
+                    && !self.interrupted
+                    && !self.last
+                    && matches!(self.stage, Stage::Grace(_))
                 {
                     // A process tells its peers that it goes before it is gone, so they may be seen to end first.
                     self.crashed = true;
@@ -267,15 +317,31 @@ impl Run<'_, '_> {
             }
             Event::StoreLost(text) => {
                 self.last = true;
-                if self.code.is_none() {
+                self.site.store_lost = true;
+                if self.code.is_none() && self.site.goes_on() {
+                    self.output.say(format_args!("{text}; the ranks of this node go on"));
+                } else if self.code.is_none() {
                     self.grace = self.grace.min(ELSEWHERE);
                     self.fail(1, &text, false);
                 }
             }
             Event::OutputLost(kind, why) => self.output_lost(kind, &why),
-            Event::Refused(text) => self.output.say(text),
-            Event::Joined(_) | Event::Copied | Event::Lingered(_) | Event::Met { .. } => {}
+            Event::Refused(text) | Event::NodeLost(text) => self.output.say(text),
+            Event::Joined(_) | Event::Copied | Event::Lingered(_) | Event::Met { .. } | Event::Verdict(_) => {}
         }
+    }
+
+    /// A rank ended in a run that goes on without it.
+    fn outlive(&mut self, local: usize, how: Outcome) {
+        if how == Outcome::Exited(0) {
+            return;
+        }
+        self.outlived.get_or_insert(how.code());
+        let rest = if self.live().next().is_some() { "; the others go on" } else { "" };
+        let r = &mut self.ranks[local];
+        // Where the rank is a script, the program proper may still run, and its peers would not know that it has failed.
+        r.bury(self.site.guard.as_mut());
+        self.output.say(format_args!("rank {} (pid {}) {how}{rest}", r.rank, r.pid.as_raw_nonzero()));
     }
 
     /// Something failed first: says so, and begins to end the rest.
@@ -404,11 +470,13 @@ impl Run<'_, '_> {
     /// other nodes finish.
     fn wind_up(mut self) -> Next {
         for r in &mut self.ranks {
-            // In this order: burying gives the number away.
-            if let Some(g) = &mut self.site.guard {
-                g.remove(r.pid);
-            }
-            r.bury();
+            r.bury(self.site.guard.as_mut());
+        }
+        if self.site.goes_on()
+            && let Some(text) = survive::summary(&self.ranks)
+        {
+            let node = if self.site.plan.nnodes > 1 { " of this node" } else { "" };
+            self.output.say(format_args!("summary{node}: {text}"));
         }
         let (mut restart, said) = self.restarts();
         if let Some(text) = said {
@@ -432,6 +500,10 @@ impl Run<'_, '_> {
             let (again, said) = self.restarts();
             said.into_iter().for_each(tell);
             restart = again;
+        }
+        if self.code.is_none() && self.site.goes_on() {
+            let well = self.ranks.iter().any(|r| r.ended == Some(Outcome::Exited(0)));
+            self.code = self.site.conclude(self.outlived.filter(|_| !well), self.kept);
         }
         if restart { Next::Restart } else { Next::End(self.site.leave(self.code)) }
     }
