@@ -20,6 +20,7 @@ mod kill;
 mod links;
 mod live;
 mod mail;
+mod matching;
 mod monitor;
 mod news;
 mod op;

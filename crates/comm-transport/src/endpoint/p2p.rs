@@ -3,8 +3,8 @@
 
 use comm_core::{ErrorKind, OpDesc, Operation};
 
+use super::matching::compatible;
 use super::op::{Message, OpId, PieceId, Sink};
-use super::rx::compatible;
 use super::state::{Key, OVERHEAD, P2P, Posted, State};
 use super::tx::SendItem;
 use crate::frame::{Header, Kind};
