@@ -6,8 +6,9 @@ use collectives::{Algorithm, AnySchedule, Request, Shape};
 use rustcomms::{Error, Operation, Result};
 use serde_json::{Value, json};
 
+use super::data::blocks;
 use super::engine::{Counts, Engine, Patience, Symmetry};
-use super::model::Model;
+use super::model::{Costs, Model};
 
 /// One run to cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All of them.
+    pub const EACH: [Self; 4] = [Self::All, Self::One, Self::OneAbout, Self::Line];
+
     /// Its name in tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -311,16 +315,23 @@ impl Case {
     /// `InvalidArgument` where the case cannot be run so.
     pub fn run(&self, model: Model, mode: Mode, budget: Budget) -> Result<Counts> {
         let n = u32::try_from(self.n).map_err(|_| Error::invalid(format!("{} ranks are too many", self.n)))?;
+        let costs = model.at(self.buffer());
         match mode {
-            Mode::All => Engine::all(model, n, self.symmetry(), self.patience()).run(|r| self.schedule(r)),
+            Mode::All => Engine::all(costs, n, self.symmetry(), self.patience()).run(|r| self.schedule(r)),
             Mode::One | Mode::OneAbout => {
                 let even = Self { bytes: self.evened(), ..*self };
                 let patience = self.patience_of_one();
-                let counts = Engine::one(model, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
+                let counts = Engine::one(costs, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
                 Ok(self.uneven(counts))
             }
-            Mode::Line => self.line(model, n, budget),
+            Mode::Line => self.line(costs, n, budget),
         }
+    }
+
+    /// Bytes of the longest buffer that a rank has: the root's for operations with one.
+    pub(super) const fn buffer(&self) -> usize {
+        let (to, from) = blocks(self.algorithm.operation(), self.n);
+        self.bytes.saturating_mul(if to > from { to } else { from })
     }
 
     /// The bytes, or for a ring that cannot cut them into equal chunks, a few more.
@@ -349,7 +360,7 @@ impl Case {
     }
 
     /// The line through the costs of two smaller sizes.
-    fn line(&self, model: Model, n: u32, budget: Budget) -> Result<Counts> {
+    fn line(&self, costs: Costs, n: u32, budget: Budget) -> Result<Counts> {
         let piece = self.piece();
         // Segments as long as those of the whole, whatever limits them there.
         let segment = match self.algorithm {
@@ -363,7 +374,7 @@ impl Case {
         let most = affordable.clamp(2 * self.lanes(), 64);
         let at = |pieces: usize| -> Result<(f64, Counts)> {
             let case = Self { bytes: pieces * piece, segment, ..*self };
-            let counts = Engine::all(model, n, self.symmetry(), self.patience()).run(|r| case.schedule(r))?;
+            let counts = Engine::all(costs, n, self.symmetry(), self.patience()).run(|r| case.schedule(r))?;
             Ok((case.bytes as f64, counts))
         };
         let ((x1, a), (x2, b)) = (at(most / 2)?, at(most)?);
