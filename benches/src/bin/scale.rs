@@ -2,7 +2,7 @@
 //! measured between two processes here. Writes `scale.md`, `scale.json` and `scale.svg`; `cargo xtask bench scale`.
 //!
 //! `--quick` takes fewer worlds and sizes, `--only PART` the algorithms whose name (`all_reduce:ring`) has that part, `--out DIR` another folder than `benches/results`, `--budget N` runs all ranks of a world only where they send at
-//! most N small messages (and a third of that, longer ones); with 17000000 that is every world up to 4,096, in more than ten minutes. `--model FILE` takes the model from an earlier
+//! most N small messages (a quarter of that, longer ones, a seventh, where buffers are cut into segments). `--model FILE` takes the model from an earlier
 //! `scale.json` instead of measuring; `--alpha`, `--overhead` (seconds), `--beta` and `--gamma` (seconds per byte) set single numbers.
 
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use benches::scale::measure::{Effort, measure};
+use benches::scale::measure::{Ahead, Effort, measure};
 use benches::scale::report::{Report, seconds};
 use benches::scale::{Budget, Case, Fit, Measured, Mode, Model, Rates, Row, algorithms};
 use collectives::Algorithm;
@@ -26,13 +26,12 @@ const WORLDS: [usize; 22] =
     [2, 3, 4, 5, 7, 8, 12, 16, 32, 64, 100, 128, 256, 512, 1000, 1024, 2048, 4095, 4096, 10_000, 32_768, 100_000];
 const FEW_WORLDS: [usize; 9] = [2, 4, 7, 16, 64, 100, 1024, 4096, 100_000];
 
-/// Largest world of which all ranks are run where each does something for every other when it starts: looks whether it is the root, or
-/// copies its block. That takes a simulation the square of the world.
+/// Largest world of which all ranks run a reduce_scatter by halving with blocks that are cut: each rank copies a piece of each block when it starts with a piece, so
+/// that takes a simulation the square of the world, for each of several pieces.
 const MOST_SQUARE: usize = 10_000;
 
 fn is_left_out(case: &Case, budget: Budget) -> bool {
-    let square = matches!(case.algorithm, Algorithm::ReduceOrdered | Algorithm::ReduceScatterHalving);
-    square && case.n > MOST_SQUARE && matches!(case.mode(budget), Mode::All | Mode::Line)
+    case.algorithm == Algorithm::ReduceScatterHalving && case.n > MOST_SQUARE && case.mode(budget) == Mode::Line
 }
 
 /// Rows at a time: some take gigabytes.
@@ -137,7 +136,9 @@ impl Options {
         if self.quick {
             args.push("--quick".into());
         }
+        let ahead = Ahead::begin();
         let code = launch::spawn_program(2, &program.into_os_string(), &args)?;
+        drop(ahead);
         let found = read(&file);
         let _ = std::fs::remove_file(&file);
         if code != ExitCode::SUCCESS {
@@ -155,7 +156,7 @@ fn read(file: &Path) -> Result<String> {
 fn main() -> Result<ExitCode> {
     let options = Options::parse(std::env::args().skip(1))?;
     if let Some(file) = &options.measure_into {
-        let (batches, limit) = if options.quick { (15, 8) } else { (101, 55) };
+        let (batches, limit) = if options.quick { (15, 8) } else { (41, 60) };
         let measured = measure(Effort { batches, limit: Duration::from_secs(limit) })?;
         // Only the first rank's time of a round is that of a round: it waits for the answer.
         if std::env::var("RUSTCOMMS_RANK").is_ok_and(|r| r == "0") {
@@ -175,7 +176,7 @@ fn main() -> Result<ExitCode> {
     }
     let measured_load = load();
     let budget = match options.budget {
-        Some(small) => Budget { small, large: small / 3 },
+        Some(most) => Budget { small: most, whole: most / 4, cut: most / 7 },
         None if options.quick => Budget::QUICK,
         None => Budget::FULL,
     };

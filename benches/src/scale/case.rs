@@ -55,21 +55,27 @@ impl Mode {
 /// How many messages are simulated for one row at most, before it is computed in another mode than [`Mode::All`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// For messages of a few bytes.
+    /// For messages of up to 64 bytes.
     pub small: u64,
-    /// For others.
-    pub large: u64,
+    /// For others, where nothing is cut into segments.
+    pub whole: u64,
+    /// Where it is.
+    pub cut: u64,
 }
 
 impl Budget {
-    /// Minutes. All ranks where a message goes to every pair of them in worlds up to 1,024, and in all worlds where each rank
-    /// sends a few or their logarithm.
-    pub const FULL: Self = Self { small: 1_200_000, large: 400_000 };
+    /// About ten minutes on two idle cores. All ranks of worlds up to 4,096 even where a small message goes to every pair of them, up to 2,048 if it is a long
+    /// one, and of all worlds where each rank sends a few messages or their logarithm.
+    pub const FULL: Self = Self { small: 17_000_000, whole: 4_200_000, cut: 2_500_000 };
     /// For a look.
-    pub const QUICK: Self = Self { small: 300_000, large: 100_000 };
+    pub const QUICK: Self = Self { small: 300_000, whole: 300_000, cut: 100_000 };
 
-    const fn of(&self, bytes: usize) -> u64 {
-        if bytes <= 64 { self.small } else { self.large }
+    const fn of(&self, bytes: usize, pieces: usize) -> u64 {
+        match pieces {
+            0 | 1 if bytes <= 64 => self.small,
+            0 | 1 => self.whole,
+            _ => self.cut,
+        }
     }
 }
 
@@ -280,7 +286,7 @@ impl Case {
     /// The mode that a budget leaves.
     #[must_use]
     pub fn mode(&self, budget: Budget) -> Mode {
-        if self.messages_per_piece().saturating_mul(self.pieces() as u64) <= budget.of(self.bytes) {
+        if self.messages_per_piece().saturating_mul(self.pieces() as u64) <= budget.of(self.bytes, self.pieces()) {
             return Mode::All;
         }
         // A line needs two sizes whose pieces do not all go at once; less than that is run as it is.
@@ -369,7 +375,7 @@ impl Case {
             Algorithm::ReduceScatterHalving => (piece * self.n).div_ceil(2),
             _ => piece,
         };
-        let affordable = (budget.of(self.bytes) / self.messages_per_piece()).max(1) as usize;
+        let affordable = (budget.cut / self.messages_per_piece()).max(1) as usize;
         // Few pieces are all under way at once, which says nothing about those that follow.
         let most = affordable.clamp(2 * self.lanes(), 64);
         let at = |pieces: usize| -> Result<(f64, Counts)> {

@@ -44,7 +44,7 @@ pub struct Measured {
 pub struct Fit {
     /// The model.
     pub model: Model,
-    /// Whether the time per message of a row was too long to be the overhead, which is then what the rest leaves.
+    /// Whether the overhead is that of messages both ways at once, because the time per message of a row was longer.
     pub capped: bool,
     /// Root of the mean square of relative errors of the times that it was fitted to.
     pub error: f64,
@@ -188,8 +188,8 @@ impl Measured {
     /// The model that fits best.
     ///
     /// One-way times make the time of an empty message and the bandwidth; all_gathers, which are both ways at once, what a byte costs the
-    /// processors, because each has to do with twice as many; a row of small messages the overhead. What is left of the empty message's
-    /// time is latency. The knee is where the errors are least.
+    /// processors, because each has to do with twice as many, and the overhead; but not more than the time per message of a row of them. What is
+    /// left of the empty message's time is latency. The knee is where the errors are least.
     ///
     /// # Errors
     ///
@@ -242,8 +242,15 @@ impl Measured {
             if line.intercept <= 0.0 || !rises(&line) {
                 return Ok(None);
             }
-            let rates = |beta: f64, copy: f64, gamma: f64| Rates::from_seconds(beta, copy.clamp(0.0, beta), gamma);
-            let overhead = self.gap.min(MOST_OVERHEAD * line.intercept);
+            // What takes longer both ways at once than twice as long: rates that are wrong alike for both.
+            let rates = |beta: f64, copy: f64, gamma: f64| {
+                let beta = if copy > beta { (beta * copy).sqrt() } else { beta };
+                Rates::from_seconds(beta, copy.clamp(0.0, beta), gamma)
+            };
+            // Two messages at once are two overheads in a row if these take longer than the message's way; if not, the overhead is less than half of the time.
+            let exchange = self.fitted(Operation::AllGather).find(|t| t.bytes <= 64).map_or(0.0, |t| t.seconds);
+            let most = (exchange.max(line.intercept) / 2.0).min(MOST_OVERHEAD * line.intercept);
+            let overhead = self.gap.min(most);
             let picos = |s: f64| (s * 1e12).round() as u64;
             let near = rates(line.near, copies.near, self.gammas.0);
             let far = rates(line.far, copies.far, self.gammas.1);
@@ -363,13 +370,35 @@ mod tests {
     }
 
     #[test]
-    fn the_overhead_leaves_something_for_the_latency() {
-        let model = Model::flat(8_000_000, 2_000_000, NEAR);
+    fn the_overhead_is_that_of_a_row_or_of_messages_both_ways() {
+        // Longer than the way: exchanges show it, whatever a row takes.
+        let model = Model::flat(3_000_000, 8_000_000, NEAR);
         let measured = Measured { gap: 30e-6, ..as_of(model, 0.0) };
         let fit = measured.fit().unwrap();
         assert!(fit.capped);
-        assert!((fit.model.overhead as f64 / 8e6 - 1.0).abs() < 0.02 && fit.model.alpha > 1_500_000, "{fit:?}");
+        assert_close(&fit.model, &model, 0.03);
+        // Shorter: exchanges only say that it is less than half.
+        let model = Model::flat(8_000_000, 3_000_000, NEAR);
+        let fit = as_of(model, 0.0).fit().unwrap();
+        assert!(!fit.capped);
+        assert_close(&fit.model, &model, 0.03);
+        let fit = Measured { gap: 30e-6, ..as_of(model, 0.0) }.fit().unwrap();
+        assert!((fit.model.overhead as f64 / 5.5e6 - 1.0).abs() < 0.03, "{fit:?}");
         assert!(Measured { timings: Vec::new(), ..measured }.fit().is_err());
+    }
+
+    #[test]
+    fn what_is_more_than_twice_as_slow_both_ways_is_as_wrong_for_one_as_for_the_other() {
+        let mut measured = as_of(Model::flat(6_000_000, 2_500_000, Rates { copy: NEAR.beta, ..NEAR }), 0.0);
+        let gathers = measured.timings.iter_mut().filter(|t| t.op == Operation::AllGather && t.bytes > 8);
+        gathers.for_each(|t| t.seconds *= 1.5);
+        let fit = measured.fit().unwrap();
+        let off = |op: Operation| {
+            let last = measured.timings.iter().zip(&fit.predicted).rfind(|(t, _)| t.op == op);
+            last.map_or(0.0, |(t, p)| t.error(*p))
+        };
+        assert!((0.15..0.3).contains(&off(Operation::Broadcast)), "{}", off(Operation::Broadcast));
+        assert!((-0.25..-0.12).contains(&off(Operation::AllGather)), "{}", off(Operation::AllGather));
     }
 
     #[test]

@@ -52,7 +52,7 @@ pub(super) const PLAN: [Planned; 34] = {
         planned(Broadcast, 8 * MIB, false),
         planned(Broadcast, 16 * MIB, true),
         planned(Broadcast, 32 * MIB, true),
-        planned(AllGather, 8, false),
+        planned(AllGather, 8, true),
         planned(AllGather, 64 * KIB, false),
         planned(AllGather, 128 * KIB, true),
         planned(AllGather, 256 * KIB, false),
@@ -90,6 +90,30 @@ const WAITED: f64 = 0.02;
 
 /// Batches that are enough for quartiles; with fewer that count, all do.
 const ENOUGH: usize = 8;
+
+/// While it lives, this session's programs come before those of others on this machine: long messages would be interrupted by them
+/// in every batch. Without the right to that (the administrator has it), more batches are. What measures pauses for two thirds of the time.
+#[derive(Debug)]
+pub struct Ahead(String);
+
+const AUTOGROUP: &str = "/proc/self/autogroup";
+
+impl Ahead {
+    /// Begins.
+    #[must_use]
+    pub fn begin() -> Self {
+        // As "/autogroup-25 nice 0".
+        let before = std::fs::read_to_string(AUTOGROUP).unwrap_or_default();
+        let _ = std::fs::write(AUTOGROUP, "-20");
+        Self(before.split_whitespace().last().unwrap_or("0").to_owned())
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        let _ = std::fs::write(AUTOGROUP, &self.0);
+    }
+}
 
 /// What the kernel knows about the time for which this thread was ready to run, and did not.
 struct Waits(Option<File>);
@@ -161,19 +185,18 @@ struct Bench {
 pub fn measure(effort: Effort) -> Result<Measured> {
     let comm = rustcomms::connect(CommOptions::new().name("scale"))?;
     pin(comm.rank());
-    // Before all others, for less than a minute; without the right to, more batches wait.
-    let _ = rustix::process::setpriority_process(None, -20);
     let longest = PLAN.iter().map(|p| 2 * p.bytes).max().unwrap_or(0);
     let buffer = || vec![0f32; longest / size_of::<f32>()];
     let mut bench = Bench { comm, waits: Waits::of_this_thread(), input: buffer(), output: buffer() };
     let start = Instant::now();
     let mut times = vec![Batches::default(); PLAN.len() + 1];
     loop {
+        let began = Instant::now();
         let mut round = Vec::new();
         // Interleaved, so that a bad moment of the machine does not hit one size alone.
         for (i, p) in PLAN.iter().enumerate() {
             bench.comm.barrier()?;
-            for _ in 0..if p.bytes > 4 * MIB { 1 } else { 4 } {
+            for _ in 0..if p.bytes > 4 * MIB { 2 } else { 4 } {
                 round.push((i, bench.batch(|b| b.calls(p))?));
             }
         }
@@ -195,6 +218,8 @@ pub fn measure(effort: Effort) -> Result<Measured> {
         if end[0] == 1 {
             break;
         }
+        // See `Ahead`: others must run as well.
+        std::thread::sleep(2 * began.elapsed());
     }
     let gammas = (bench.gamma(SEGMENT)?, bench.gamma(32 * MIB)?);
     bench.comm.finalize(Duration::from_secs(10))?;

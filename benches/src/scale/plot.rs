@@ -204,7 +204,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{Budget, Case, Model, algorithms};
+    use crate::scale::{Budget, Case, Model, Rates, algorithms};
 
     #[test]
     fn every_algorithm_has_a_style_of_its_own() {

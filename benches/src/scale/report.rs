@@ -10,8 +10,10 @@ use super::case::{Budget, Mode, Row};
 use super::fit::{Fit, Measured};
 use super::model::{Model, Rates};
 
-/// What [`Case::is_left_out`](super::Case::is_left_out) says.
-const LEFT_OUT: &str = "";
+/// What has no rows.
+const LEFT_OUT: &str = "Left out: above 10,000 ranks reduce_scatter by halving with blocks that are cut, where one rank cannot stand for all: each copies a piece of every
+block when it starts with a piece, so that simulating all takes several times the square of the world. The library does not pick it there.
+";
 
 /// Everything that a run has found.
 #[derive(Clone, Debug)]
@@ -199,7 +201,7 @@ all_reduce is in place, all others out of place, roots are rank 0, elements have
 
 What was run are the library's schedules, {} rows; in brackets those of up to 4,096 ranks:
 
-* {all} ({all_few}) rows `all`: every rank's schedule, message by message, where that is up to {} messages of 8 bytes or {} longer ones.
+* {all} ({all_few}) rows `all`: every rank's schedule, message by message, where that is up to {} messages of up to 64 bytes, {} longer ones, or {} where buffers are cut into segments.
 * {one} ({one_few}) rows `one`: all ranks do the same, seen from where they are, so one rank's schedule was run, which receives when its own sends would arrive.
   Unit tests show that this gives exactly what all ranks give.
 * {about} ({about_few}) rows `one~`: the same where ranks differ a little: chunks of a ring that differ by an element, folds in rank order of long buffers. Tests
@@ -215,7 +217,8 @@ one machine, and everything about more ranks is the schedules' doing. They are n
 ",
             self.rows.len(),
             count(self.budget.small),
-            count(self.budget.large),
+            count(self.budget.whole),
+            count(self.budget.cut),
             self.rows.iter().filter(|r| r.checked).count(),
             LEFT_OUT,
         );
@@ -308,8 +311,9 @@ batches, taken in turns over all sizes; batches do not count during which a rank
 books), unless fewer than 8 would be left.
 
 * alpha + o and beta: broadcasts with alternate roots, one way; alpha is what the receiver's overhead leaves.
-* o: {} per message of 64 in a row.{}
-* c: all_gathers, which are both ways at once.
+* o: {} per message of 64 in a row{}
+* c: all_gathers, which are both ways at once; not more than beta, or what streams one way would be slower. Where they say more (the processors then get
+  in each other's way), both are the geometric mean, so that the error is shared.
 * gamma: folds of 256 KiB, into a buffer of that length and into one of 32 MiB.
 * The sizes marked are fitted to, by least squares of relative errors; the knee is where these are least, if it is worth it.
 
@@ -321,7 +325,7 @@ Predicted is what the simulation gives for two ranks with this model, as for all
 |---|---|---|---|---|---|---|---|
 ",
         seconds(measured.gap),
-        if fit.capped { " That is too much of a message's time; taken is 0.8 of that." } else { "" }
+        if fit.capped { ", but each a call of its own; so, half of an all_gather of 8 B, which is two overheads." } else { "." }
     );
     for (t, &predicted) in measured.timings.iter().zip(&fit.predicted) {
         let (good, taken) = t.batches;

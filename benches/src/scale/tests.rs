@@ -13,7 +13,7 @@ const LOOPBACK: Model = Model {
     ..Model::flat(7_500_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 })
 };
 const KIB: usize = 1 << 10;
-const BUDGET: Budget = Budget { small: 300_000, large: 300_000 };
+const BUDGET: Budget = Budget { small: 300_000, whole: 300_000, cut: 300_000 };
 
 fn all(algorithm: Algorithm, n: usize, bytes: usize) -> Counts {
     Case::new(algorithm, n, bytes).run(UNITS, Mode::All, BUDGET).unwrap()
@@ -155,7 +155,7 @@ fn one_rank_for_all_gives_exactly_the_cost_of_all() {
             for n in [2, 3, 4, 7, 8, 12, 31, 32] {
                 for bytes in [8, 1344, 64 * KIB, 600 * KIB] {
                     let case = Case::new(a, n, bytes);
-                    if case.mode(Budget { small: 0, large: 0 }) != Mode::One || n * bytes > 1 << 20 {
+                    if case.mode(Budget { small: 0, whole: 0, cut: 0 }) != Mode::One || n * bytes > 1 << 20 {
                         continue;
                     }
                     let (one, all) = (case.run(model, Mode::One, BUDGET), case.run(model, Mode::All, BUDGET));
@@ -173,7 +173,7 @@ fn one_rank_for_nearly_all_gives_nearly_the_cost_of_all() {
     for a in [AllReduceRing, AllReduceDirect, ReduceScatterDirect] {
         for (n, bytes) in [(7, 64 * KIB), (12, 600 * KIB), (31, 64 * KIB), (31, 8), (100, 8), (20, 1 << 20)] {
             let case = Case::new(a, n, bytes);
-            if case.mode(Budget { small: 0, large: 0 }) == Mode::OneAbout {
+            if case.mode(Budget { small: 0, whole: 0, cut: 0 }) == Mode::OneAbout {
                 let one = case.run(LOOPBACK, Mode::OneAbout, BUDGET).unwrap();
                 let all = case.run(LOOPBACK, Mode::All, BUDGET).unwrap();
                 close(&case, one, all, 0.1);
@@ -196,10 +196,10 @@ fn lines_end_where_the_whole_does() {
     for a in algorithms() {
         for (n, bytes) in [(12, 16 << 20), (100, 4 << 20)] {
             let case = Case::new(a, n, bytes);
-            let none = Budget { small: 0, large: 0 };
+            let none = Budget { small: 0, whole: 0, cut: 0 };
             let bare = case.mode(none) == Mode::Line && case.bytes / case.piece() > 8;
             if bare && case.pieces() < 400 {
-                let line = case.run(LOOPBACK, Mode::Line, Budget { small: 0, large: 20_000 }).unwrap();
+                let line = case.run(LOOPBACK, Mode::Line, Budget { small: 0, whole: 0, cut: 20_000 }).unwrap();
                 let all = case.run(LOOPBACK, Mode::All, BUDGET).unwrap();
                 close(&case, line, all, 0.03);
                 lines += 1;

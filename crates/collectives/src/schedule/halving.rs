@@ -151,14 +151,14 @@ impl Blockwise {
     /// up where takes the logarithm of the world for each.
     fn pack(&self, t: &mut dyn Transport, at: Piece) {
         let rounds = self.cube.rounds;
-        let mut first = 0;
+        let mut sum = self.sums(at, (0, 1));
         for i in 0..1usize << rounds {
             let m = if rounds == 0 { 0 } else { i.reverse_bits() >> (usize::BITS as usize - rounds) };
             let (count, last) = (self.cube.ranks_of(m, rounds), self.cube.rank_of(m));
-            for i in 0..count {
-                t.copy(self.sums(at, (first + i, 1)), self.own(last + 1 + i - count, at));
+            for rank in last + 1 - count..=last {
+                t.copy(sum, self.own(rank, at));
+                sum.off += at.len;
             }
-            first += count;
         }
     }
 }
