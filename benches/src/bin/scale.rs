@@ -284,7 +284,7 @@ fn context() -> Vec<(&'static str, String)> {
         ("date", first("date", &["-u", "+%F"])),
         (
             "command",
-            format!("cargo run --release -p benches --bin scale -- {}", args.join(" ")).trim_end_matches(" -- ").into(),
+            format!("cargo xtask bench scale {}", args.join(" ")).trim_end().into(),
         ),
     ]
 }
