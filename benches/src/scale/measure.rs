@@ -191,6 +191,8 @@ pub fn measure(effort: Effort) -> Result<Measured> {
     let start = Instant::now();
     let mut times = vec![Batches::default(); PLAN.len() + 1];
     loop {
+        // Not before both are here, or each would count the other's pause as its own round, and pause for twice as long.
+        bench.comm.barrier()?;
         let began = Instant::now();
         let mut round = Vec::new();
         // Interleaved, so that a bad moment of the machine does not hit one size alone.
