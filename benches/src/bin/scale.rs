@@ -3,7 +3,8 @@
 //!
 //! `--quick` takes fewer worlds and sizes, `--only PART` the algorithms whose name (`all_reduce:ring`) has that part, `--out DIR` another folder than `benches/results`, `--budget N` runs all ranks of a world only where they send at
 //! most N small messages (a quarter of that, longer ones, a seventh, where buffers are cut into segments). `--model FILE` takes the model from an earlier
-//! `scale.json` instead of measuring; `--alpha`, `--overhead` (seconds), `--beta` and `--gamma` (seconds per byte) set single numbers.
+//! `scale.json` instead of measuring, and with it what was measured then; `--context NAME=VALUE` replaces what is said about where it ran (`commit`, `versions`), on a machine that has no
+//! compiler and no history; `--alpha`, `--overhead` (seconds), `--beta` and `--gamma` (seconds per byte) set single numbers.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -34,8 +35,12 @@ fn is_left_out(case: &Case, budget: Budget) -> bool {
     case.algorithm == Algorithm::ReduceScatterHalving && case.n > MOST_SQUARE && case.mode(budget) == Mode::Line
 }
 
-/// Rows at a time: some take gigabytes.
-const THREADS: usize = 2;
+/// Most rows at a time: some take gigabytes.
+const THREADS: usize = 12;
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get).min(THREADS)
+}
 
 #[derive(Debug, Default)]
 struct Options {
@@ -43,6 +48,8 @@ struct Options {
     budget: Option<u64>,
     out: Option<PathBuf>,
     only: Option<String>,
+    /// What this machine cannot tell about the program that it runs.
+    told: Vec<(String, String)>,
     model: Option<PathBuf>,
     alpha: Option<f64>,
     beta: Option<f64>,
@@ -75,6 +82,11 @@ impl Options {
                     let parsed = v.parse().map_err(|_| Error::invalid(format!("--budget takes a number, not '{v}'")));
                     options.budget = Some(parsed?);
                 }
+                "--context" => {
+                    let v = value?;
+                    let told = v.split_once('=').map(|(k, v)| (k.to_owned(), v.to_owned()));
+                    options.told.push(told.ok_or_else(|| Error::invalid("--context takes NAME=VALUE"))?);
+                }
                 "--only" => options.only = Some(value?),
                 "--model" => options.model = Some(value?.into()),
                 MEASURE => options.measure_into = Some(value?.into()),
@@ -85,7 +97,7 @@ impl Options {
                 "--gamma" => options.gamma = Some(number(value?)?),
                 _ => {
                     return Err(Error::invalid(format!(
-                        "'{arg}' is unknown; known: --quick, --out DIR, --only PART, --budget N, --model FILE, --alpha, --overhead, --beta, --copy, --gamma"
+                        "'{arg}' is unknown; known: --quick, --out DIR, --only PART, --budget N, --context NAME=VALUE, --model FILE, --alpha, --overhead, --beta, --copy, --gamma"
                     )));
                 }
             }
@@ -101,7 +113,10 @@ impl Options {
                 let v: Value = serde_json::from_str(&read(file)?).unwrap_or(Value::Null);
                 let model = Model::from_json(&v)
                     .ok_or_else(|| Error::invalid(format!("{} holds no model; scale.json does", file.display())))?;
-                (model, None)
+                // What it was fitted to is worth telling as long as the numbers are these.
+                let times = v.get("measured").and_then(|m| Measured::from_json(m.get("times")?));
+                let fit = times.as_ref().map(Measured::fit).transpose()?.filter(|f| f.model == model);
+                (model, times.zip(fit))
             }
             None if given.iter().all(Option::is_some) => (Model::flat(0, 0, Rates::default()), None),
             None => {
@@ -112,11 +127,8 @@ impl Options {
         };
         let or = |x: Option<f64>, base: u64| x.map_or(base, |s| (s * 1e12).round() as u64);
         let rates = |base: Rates| {
-            let set = Rates::from_seconds(
-                self.beta.unwrap_or(0.0),
-                self.copy.unwrap_or(0.0),
-                self.gamma.unwrap_or(0.0),
-            );
+            let set =
+                Rates::from_seconds(self.beta.unwrap_or(0.0), self.copy.unwrap_or(0.0), self.gamma.unwrap_or(0.0));
             let beta = if self.beta.is_some() { set.beta } else { base.beta };
             let copy = if self.copy.is_some() { set.copy } else { base.copy };
             let gamma = if self.gamma.is_some() { set.gamma } else { base.gamma };
@@ -125,7 +137,8 @@ impl Options {
         };
         let (near, far) = (rates(base.near), rates(base.far));
         let (alpha, overhead) = (or(self.alpha, base.alpha), or(self.overhead, base.overhead));
-        Ok((Model { alpha, overhead, near, far, ..base }, measured))
+        let model = Model { alpha, overhead, near, far, ..base };
+        Ok((model, measured.filter(|_| model == base)))
     }
 
     /// Starts two ranks of this program that measure.
@@ -183,11 +196,18 @@ fn main() -> Result<ExitCode> {
     let rows = cost(&cases(&options, budget), model, budget)?;
     let end_load = load();
     let mut context = context();
+    for (name, value) in &options.told {
+        context.iter_mut().filter(|(n, _)| n == name).for_each(|(_, v)| v.clone_from(value));
+    }
+    if let Some(file) = &options.model {
+        context.push(("model", taken_from(file)?));
+    }
     context.push((
         "load",
         format!(
             "{start_load} at the start, {measured_load} when the model was measured, {end_load} at the end \
-             (averages of a minute; of the last {THREADS} are our own)"
+             (averages of a minute; of the last {} are our own)",
+            threads()
         ),
     ));
     let report = Report { context, model, measured, budget, rows };
@@ -248,7 +268,7 @@ fn cost(cases: &[Case], model: Model, budget: Budget) -> Result<Vec<Row>> {
                 }
             }
         };
-        let workers: Vec<_> = (0..THREADS).map(|_| s.spawn(work)).collect();
+        let workers: Vec<_> = (0..threads()).map(|_| s.spawn(work)).collect();
         workers.into_iter().try_for_each(|w| match w.join() {
             Ok(ended) => ended,
             Err(_) => Err(Error::invalid("a simulation has panicked; what it said is above")),
@@ -257,6 +277,14 @@ fn cost(cases: &[Case], model: Model, budget: Budget) -> Result<Vec<Row>> {
     let mut done = done.into_inner().unwrap_or_default();
     done.sort_by_key(|(i, _)| *i);
     Ok(done.into_iter().map(|(_, row)| row).collect())
+}
+
+/// Where, when and how the model of an earlier file was measured.
+fn taken_from(file: &Path) -> Result<String> {
+    let v: Value = serde_json::from_str(&read(file)?).unwrap_or(Value::Null);
+    let of = |key: &str| v.get("context").and_then(|c| c.get(key)?.as_str()).unwrap_or("unknown").to_owned();
+    let [machine, versions, commit, date, load] = ["machine", "versions", "commit", "date", "load"].map(of);
+    Ok(format!("measured in an earlier run: {machine}; {versions}; commit {commit}; {date}; load {load}"))
 }
 
 /// How many programs want to run, on average of the last minute.
@@ -276,15 +304,19 @@ fn context() -> Vec<(&'static str, String)> {
     let cpu =
         cpu.lines().find_map(|l| l.strip_prefix("model name")?.split_once(':')).map_or("unknown", |(_, m)| m.trim());
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    let args: Vec<String> = std::env::args().skip(1).collect();
+    // What replaces something here is told where it is.
+    let mut args: Vec<String> = std::env::args().skip(1).collect();
+    while let Some(i) = args.iter().position(|a| a == "--context") {
+        args.drain(i..args.len().min(i + 2));
+    }
+    let known = |a: &String| matches!(a.as_str(), "--quick" | "--out");
+    let program =
+        if args.first().is_none_or(known) { "xtask bench scale" } else { "run --release -p benches --bin scale --" };
     vec![
         ("machine", format!("{cpu}, {cores} cores, {} {}", first("uname", &["-s"]), first("uname", &["-r"]))),
         ("versions", format!("rustcomms {}, {}", env!("CARGO_PKG_VERSION"), first("rustc", &["--version"]))),
         ("commit", first("git", &["describe", "--always", "--dirty", "--exclude", "*"])),
         ("date", first("date", &["-u", "+%F"])),
-        (
-            "command",
-            format!("cargo xtask bench scale {}", args.join(" ")).trim_end().into(),
-        ),
+        ("command", format!("cargo {program} {}", args.join(" ")).trim_end().into()),
     ]
 }

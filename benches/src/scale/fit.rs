@@ -104,12 +104,11 @@ fn solve<const K: usize>(rows: &[([f64; 3], f64)]) -> Option<[f64; K]> {
         if m[i][i] <= 1e-12 * sizes[i] {
             return None;
         }
+        let (pivot, value) = (m[i], v[i]);
         for k in i + 1..K {
-            let f = m[k][i] / m[i][i];
-            for j in i..K {
-                m[k][j] -= f * m[i][j];
-            }
-            v[k] -= f * v[i];
+            let f = m[k][i] / pivot[i];
+            m[k].iter_mut().zip(pivot).for_each(|(x, p)| *x -= f * p);
+            v[k] -= f * value;
         }
     }
     for i in (0..K).rev() {
@@ -136,7 +135,16 @@ impl Timing {
     }
 
     fn to_json(self) -> Value {
-        json!([self.op.name(), self.bytes, self.fitted, self.seconds, self.low, self.high, self.batches.0, self.batches.1])
+        json!([
+            self.op.name(),
+            self.bytes,
+            self.fitted,
+            self.seconds,
+            self.low,
+            self.high,
+            self.batches.0,
+            self.batches.1
+        ])
     }
 
     fn from_json(v: &Value) -> Option<Self> {
@@ -156,13 +164,8 @@ impl Timing {
 }
 
 /// Those that are timed.
-pub(super) const OPERATIONS: [Operation; 5] = [
-    Operation::Broadcast,
-    Operation::AllGather,
-    Operation::AllReduce,
-    Operation::ReduceScatter,
-    Operation::Barrier,
-];
+pub(super) const OPERATIONS: [Operation; 5] =
+    [Operation::Broadcast, Operation::AllGather, Operation::AllReduce, Operation::ReduceScatter, Operation::Barrier];
 
 impl fmt::Display for Timing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -275,8 +278,16 @@ impl Measured {
     /// As JSON.
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let columns =
-            ["operation", "bytes", "fitted", "median_s", "lower_quartile_s", "upper_quartile_s", "batches", "batches_taken"];
+        let columns = [
+            "operation",
+            "bytes",
+            "fitted",
+            "median_s",
+            "lower_quartile_s",
+            "upper_quartile_s",
+            "batches",
+            "batches_taken",
+        ];
         let timings: Vec<_> = self.timings.iter().map(|t| t.to_json()).collect();
         json!({
             "columns": columns,

@@ -229,7 +229,8 @@ mod tests {
 
     #[test]
     fn lines_stay_within_their_panels() {
-        let model = Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
+        let model =
+            Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
         let mut rows = Vec::new();
         for a in algorithms().filter(|a| a.operation() == Operation::AllReduce) {
             rows.extend([2, 9, 100].map(|n| Case::new(a, n, 8).cost(model, Budget::QUICK).unwrap()));

@@ -349,7 +349,8 @@ Predicted is what the simulation gives for two ranks with this model, as for all
         ("of the same operations with other sizes", false, true),
         ("of operations that nothing was fitted to", false, false),
     ] {
-        let of = measured.timings.iter().zip(&fit.predicted).filter(|(t, _)| t.fitted == fitted && same(t.op) == of_kind);
+        let of =
+            measured.timings.iter().zip(&fit.predicted).filter(|(t, _)| t.fitted == fitted && same(t.op) == of_kind);
         let mut errors: Vec<f64> = of.map(|(t, p)| 100.0 * t.error(*p).abs()).collect();
         errors.sort_unstable_by(f64::total_cmp);
         if let (Some(middle), Some(worst)) = (errors.get(errors.len() / 2), errors.last()) {
@@ -399,7 +400,8 @@ mod tests {
     use crate::scale::{Case, algorithms};
     use collectives::Algorithm;
 
-    const MODEL: Model = Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
+    const MODEL: Model =
+        Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
 
     pub(crate) fn report() -> Report {
         let budget = Budget::QUICK;
