@@ -187,7 +187,8 @@ fn main() -> Result<ExitCode> {
             println!("# {t}: {}, predicted {}, {error:+.1} % {which} {:?}", seconds(t.seconds), seconds(*p), t.batches);
         }
     }
-    let measured_load = load();
+    let measured_load =
+        if options.model.is_none() { format!("{} when the model was measured, ", load()) } else { String::new() };
     let budget = match options.budget {
         Some(most) => Budget { small: most, whole: most / 4, cut: most / 7 },
         None if options.quick => Budget::QUICK,
@@ -205,7 +206,7 @@ fn main() -> Result<ExitCode> {
     context.push((
         "load",
         format!(
-            "{start_load} at the start, {measured_load} when the model was measured, {end_load} at the end \
+            "{start_load} at the start, {measured_load}{end_load} at the end \
              (averages of a minute; of the last {} are our own)",
             threads()
         ),
