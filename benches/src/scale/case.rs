@@ -6,8 +6,9 @@ use collectives::{Algorithm, AnySchedule, Request, Shape};
 use rustcomms::{Error, Operation, Result};
 use serde_json::{Value, json};
 
+use super::data::blocks;
 use super::engine::{Counts, Engine, Patience, Symmetry};
-use super::model::Model;
+use super::model::{Costs, Model};
 
 /// One run to cost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,9 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// All of them.
+    pub const EACH: [Self; 4] = [Self::All, Self::One, Self::OneAbout, Self::Line];
+
     /// Its name in tables.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -51,21 +55,27 @@ impl Mode {
 /// How many messages are simulated for one row at most, before it is computed in another mode than [`Mode::All`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// For messages of a few bytes.
+    /// For messages of up to 64 bytes.
     pub small: u64,
-    /// For others.
-    pub large: u64,
+    /// For others, where nothing is cut into segments.
+    pub whole: u64,
+    /// Where it is.
+    pub cut: u64,
 }
 
 impl Budget {
-    /// Minutes. All ranks where a message goes to every pair of them in worlds up to 1,024, and in all worlds where each rank
-    /// sends a few or their logarithm.
-    pub const FULL: Self = Self { small: 1_200_000, large: 400_000 };
+    /// About ten minutes on two idle cores. All ranks of worlds up to 4,096 even where a small message goes to every pair of them, up to 2,048 if it is a long
+    /// one, and of all worlds where each rank sends a few messages or their logarithm.
+    pub const FULL: Self = Self { small: 17_000_000, whole: 4_200_000, cut: 2_500_000 };
     /// For a look.
-    pub const QUICK: Self = Self { small: 300_000, large: 100_000 };
+    pub const QUICK: Self = Self { small: 300_000, whole: 300_000, cut: 100_000 };
 
-    const fn of(&self, bytes: usize) -> u64 {
-        if bytes <= 64 { self.small } else { self.large }
+    const fn of(&self, bytes: usize, pieces: usize) -> u64 {
+        match pieces {
+            0 | 1 if bytes <= 64 => self.small,
+            0 | 1 => self.whole,
+            _ => self.cut,
+        }
     }
 }
 
@@ -276,7 +286,7 @@ impl Case {
     /// The mode that a budget leaves.
     #[must_use]
     pub fn mode(&self, budget: Budget) -> Mode {
-        if self.messages_per_piece().saturating_mul(self.pieces() as u64) <= budget.of(self.bytes) {
+        if self.messages_per_piece().saturating_mul(self.pieces() as u64) <= budget.of(self.bytes, self.pieces()) {
             return Mode::All;
         }
         // A line needs two sizes whose pieces do not all go at once; less than that is run as it is.
@@ -311,16 +321,23 @@ impl Case {
     /// `InvalidArgument` where the case cannot be run so.
     pub fn run(&self, model: Model, mode: Mode, budget: Budget) -> Result<Counts> {
         let n = u32::try_from(self.n).map_err(|_| Error::invalid(format!("{} ranks are too many", self.n)))?;
+        let costs = model.at(self.buffer());
         match mode {
-            Mode::All => Engine::all(model, n, self.symmetry(), self.patience()).run(|r| self.schedule(r)),
+            Mode::All => Engine::all(costs, n, self.symmetry(), self.patience()).run(|r| self.schedule(r)),
             Mode::One | Mode::OneAbout => {
                 let even = Self { bytes: self.evened(), ..*self };
                 let patience = self.patience_of_one();
-                let counts = Engine::one(model, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
+                let counts = Engine::one(costs, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
                 Ok(self.uneven(counts))
             }
-            Mode::Line => self.line(model, n, budget),
+            Mode::Line => self.line(costs, n, budget),
         }
+    }
+
+    /// Bytes of the longest buffer that a rank has: the root's for operations with one.
+    pub(super) const fn buffer(&self) -> usize {
+        let (to, from) = blocks(self.algorithm.operation(), self.n);
+        self.bytes.saturating_mul(if to > from { to } else { from })
     }
 
     /// The bytes, or for a ring that cannot cut them into equal chunks, a few more.
@@ -349,7 +366,7 @@ impl Case {
     }
 
     /// The line through the costs of two smaller sizes.
-    fn line(&self, model: Model, n: u32, budget: Budget) -> Result<Counts> {
+    fn line(&self, costs: Costs, n: u32, budget: Budget) -> Result<Counts> {
         let piece = self.piece();
         // Segments as long as those of the whole, whatever limits them there.
         let segment = match self.algorithm {
@@ -358,12 +375,12 @@ impl Case {
             Algorithm::ReduceScatterHalving => (piece * self.n).div_ceil(2),
             _ => piece,
         };
-        let affordable = (budget.of(self.bytes) / self.messages_per_piece()).max(1) as usize;
+        let affordable = (budget.cut / self.messages_per_piece()).max(1) as usize;
         // Few pieces are all under way at once, which says nothing about those that follow.
         let most = affordable.clamp(2 * self.lanes(), 64);
         let at = |pieces: usize| -> Result<(f64, Counts)> {
             let case = Self { bytes: pieces * piece, segment, ..*self };
-            let counts = Engine::all(model, n, self.symmetry(), self.patience()).run(|r| case.schedule(r))?;
+            let counts = Engine::all(costs, n, self.symmetry(), self.patience()).run(|r| case.schedule(r))?;
             Ok((case.bytes as f64, counts))
         };
         let ((x1, a), (x2, b)) = (at(most / 2)?, at(most)?);

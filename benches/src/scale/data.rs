@@ -108,7 +108,7 @@ fn volume(case: &Case) -> usize {
 }
 
 /// Blocks in the input and in the output.
-const fn blocks(op: Operation, n: usize) -> (usize, usize) {
+pub(super) const fn blocks(op: Operation, n: usize) -> (usize, usize) {
     match op {
         Operation::AllGather | Operation::AllGatherV | Operation::Gather | Operation::GatherV => (1, n),
         Operation::ReduceScatter | Operation::ReduceScatterV | Operation::Scatter | Operation::ScatterV => (n, 1),
@@ -143,7 +143,7 @@ pub fn check(case: &Case, model: Model) -> Result<Option<()>> {
         _ => [contribution(r), vec![0x5a; outs * case.bytes], Vec::new()],
     });
     let data = Data::new(bufs.collect(), Reducer::builtin(ReduceOp::Sum, DType::I32)?);
-    let mut engine = Engine::all(model, n as u32, case.symmetry(), Patience::None).with_data(data);
+    let mut engine = Engine::all(model.at(case.buffer()), n as u32, case.symmetry(), Patience::None).with_data(data);
     engine.run(|r| case.schedule(r))?;
     let data = engine.into_data().ok_or_else(|| rustcomms::Error::invalid("the run has lost its data"))?;
     for r in 0..n {

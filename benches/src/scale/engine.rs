@@ -9,7 +9,7 @@ use collectives::{AnySchedule, Schedule, Span, Token, Transport};
 use rustcomms::{Error, Result};
 
 use super::data::Data;
-use super::model::Model;
+use super::model::Costs;
 use super::queue::{Queue, Timed};
 
 /// How ranks resemble each other.
@@ -95,8 +95,8 @@ struct Event {
 enum Kind {
     /// The first byte of so many is at the port.
     Head(u64),
-    /// The message is in.
-    Whole,
+    /// The message of so many is in.
+    Whole(u64),
     /// A send is done.
     Wake,
 }
@@ -112,7 +112,7 @@ impl Event {
     const fn order(&self) -> (u32, u8, u32, u32) {
         let kind = match self.kind {
             Kind::Wake => 0,
-            Kind::Whole => 1,
+            Kind::Whole(_) => 1,
             Kind::Head(_) => 2,
         };
         (self.node, kind, self.distance, self.step)
@@ -216,7 +216,7 @@ impl Node {
 /// What all ranks share.
 #[derive(Debug)]
 struct Shared {
-    model: Model,
+    costs: Costs,
     size: u32,
     symmetry: Symmetry,
     patience: Patience,
@@ -237,8 +237,8 @@ pub struct Engine {
 impl Engine {
     /// A world of `size` ranks that are all simulated.
     #[must_use]
-    pub fn all(model: Model, size: u32, symmetry: Symmetry, patience: Patience) -> Self {
-        Self::new(model, size, symmetry, patience, 0..size, true)
+    pub fn all(costs: Costs, size: u32, symmetry: Symmetry, patience: Patience) -> Self {
+        Self::new(costs, size, symmetry, patience, 0..size, true)
     }
 
     /// A world of which one rank is simulated, and all others are taken to behave like it: what it sends to a distance, it
@@ -246,19 +246,19 @@ impl Engine {
     ///
     /// This is exact for schedules that have the symmetry.
     #[must_use]
-    pub fn one(model: Model, size: u32, symmetry: Symmetry, patience: Patience, rank: u32) -> Self {
-        Self::new(model, size, symmetry, patience, rank..rank + 1, false)
+    pub fn one(costs: Costs, size: u32, symmetry: Symmetry, patience: Patience, rank: u32) -> Self {
+        Self::new(costs, size, symmetry, patience, rank..rank + 1, false)
     }
 
     fn new(
-        model: Model,
+        costs: Costs,
         size: u32,
         symmetry: Symmetry,
         patience: Patience,
         ranks: std::ops::Range<u32>,
         all: bool,
     ) -> Self {
-        let shared = Shared { model, size, symmetry, patience, all, queue: Queue::new(), rounds: 0, data: None };
+        let shared = Shared { costs, size, symmetry, patience, all, queue: Queue::new(), rounds: 0, data: None };
         Self { nodes: ranks.map(Node::new).collect(), shared }
     }
 
@@ -327,13 +327,15 @@ fn handle(node: &mut Node, shared: &mut Shared, i: usize, schedule: &mut AnySche
     match e.kind {
         Kind::Head(bytes) => {
             let bytes = bytes as usize;
-            node.port_in = node.port_in.max(e.time) + shared.model.port(bytes);
+            node.port_in = node.port_in.max(e.time) + shared.costs.port(bytes);
             node.received += 1;
             node.bytes_received += bytes as u64;
-            shared.queue.push(Event { time: node.port_in, kind: Kind::Whole, ..e });
+            shared.queue.push(Event { time: node.port_in, kind: Kind::Whole(bytes as u64), ..e });
         }
-        Kind::Whole => {
-            node.cpu = node.cpu.max(e.time) + shared.model.overhead;
+        Kind::Whole(bytes) => {
+            // It was taken out as it came if the processor was free, but for the end of it.
+            let (copied, rest) = (shared.costs.copy(bytes as usize), shared.costs.last_copy(bytes as usize));
+            node.cpu = (node.cpu + copied).max(e.time + rest) + shared.costs.overhead;
             let key = (e.distance, e.step);
             let Some(at) = node.expected.remove(&key) else {
                 node.expected.insert(key, CAME | e.depth);
@@ -341,7 +343,7 @@ fn handle(node: &mut Node, shared: &mut Shared, i: usize, schedule: &mut AnySche
             };
             let cell = &node.slots[at as usize];
             let slot = cell.get();
-            node.cpu += shared.model.fold((slot.fold & !ASKED) as usize);
+            node.cpu += shared.costs.fold((slot.fold & !ASKED) as usize);
             cell.set(Slot { done: node.cpu, depth: e.depth, fold: slot.fold });
             node.open_recvs -= 1;
             if let Some(data) = &mut shared.data {
@@ -413,7 +415,7 @@ impl View<'_> {
         let slot = match came {
             Some(came) => {
                 self.node.expected.remove(&key);
-                self.node.cpu += self.shared.model.fold(fold as usize);
+                self.node.cpu += self.shared.costs.fold(fold as usize);
                 if let Some(data) = &mut self.shared.data {
                     data.arrive(self.index, from, step);
                 }
@@ -435,7 +437,7 @@ impl View<'_> {
     }
 
     fn charge_fold(&mut self, bytes: usize) {
-        self.node.cpu += self.shared.model.fold(bytes);
+        self.node.cpu += self.shared.costs.fold(bytes);
     }
 }
 
@@ -451,9 +453,10 @@ impl Transport for View<'_> {
     fn send(&mut self, peer: usize, step: u32, span: Span) -> Result<Token> {
         let to = self.peer(peer, step)?;
         let Self { node, shared, .. } = self;
-        node.cpu += shared.model.overhead;
+        // The port takes bytes as the processor hands them on, so the first leaves before the processor is done.
         let start = node.cpu.max(node.port_out);
-        node.port_out = start + shared.model.port(span.len);
+        node.cpu += shared.costs.overhead + shared.costs.copy(span.len);
+        node.port_out = start + shared.costs.port(span.len);
         node.sent += 1;
         node.bytes_sent += span.len as u64;
         let depth = node.depth.get() + 1;
@@ -462,7 +465,7 @@ impl Transport for View<'_> {
             data.send(self.index, to, step, span);
         }
         shared.queue.push(Event {
-            time: start + shared.model.alpha,
+            time: start + shared.costs.alpha,
             // Of one for all, the peer that has this rank at the same distance has sent the same.
             node: if shared.all { to } else { 0 },
             distance: shared.symmetry.distance(node.rank, to, shared.size),
@@ -470,7 +473,7 @@ impl Transport for View<'_> {
             depth,
             kind: Kind::Head(span.len as u64),
         });
-        let done = node.port_out;
+        let done = node.port_out.max(node.cpu);
         Ok(Token(node.slot(Slot { done, depth: 0, fold: 0 })))
     }
 

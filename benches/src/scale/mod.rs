@@ -4,7 +4,8 @@
 //! [`AnySchedule`](collectives::AnySchedule) is polled against a transport whose messages take the time that a [`Model`] of the
 //! links says. It is not backend-sim either: no endpoint, no frames, no faults, no threads; one loop runs 100,000 ranks.
 //!
-//! * [`Model`]: latency, bandwidth, cost per message and cost of folding; [`measure`] finds them between two processes.
+//! * [`Model`]: latency, bandwidth, what messages, bytes and folds cost the processor; [`measure`] times operations between two
+//!   processes, [`Measured::fit`] finds the model that explains them.
 //! * [`Engine`]: the discrete-event simulation, of all ranks or of one for all.
 //! * [`Case`]: an algorithm, a world and a size; chooses how it can be run within a budget of messages.
 //! * [`report`], [`plot`]: the table and the picture.
@@ -12,6 +13,7 @@
 mod case;
 mod data;
 mod engine;
+mod fit;
 pub mod measure;
 mod model;
 pub mod plot;
@@ -23,4 +25,5 @@ mod tests;
 pub use case::{Budget, Case, Mode, Row, algorithms};
 pub use data::check;
 pub use engine::{Counts, Engine, Patience, Symmetry};
-pub use model::{Fit, Model, Sample, fit};
+pub use fit::{Fit, Measured, Timing};
+pub use model::{Costs, Model, Rates};

@@ -1,23 +1,57 @@
-//! The cost model of links and ranks, and how it is fitted to measurements.
+//! The cost model of links and ranks.
 
 use serde_json::{Value, json};
 
-/// What a message and a fold cost. Times are integers, so that equal schedules take exactly equal times.
+/// What a byte costs, in picoseconds per mebibyte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// Keeps a port busy: the reciprocal of the bandwidth.
+    pub beta: u64,
+    /// Keeps the processor busy that hands it to the kernel, and the one that takes it out. Not more than `beta`.
+    pub copy: u64,
+    /// Keeps the processor busy that folds it.
+    pub gamma: u64,
+}
+
+/// What messages and folds cost. Times are integers, so that equal schedules take exactly equal times.
 ///
-/// A rank is one processor, one port out and one port in; each does one thing after the other. Sending costs the processor
-/// `overhead`, then the port is busy for `beta` per byte; the first byte arrives `alpha` later, the port in takes `beta` per byte
-/// (as the bytes come, unless it is busy), and receiving costs the processor `overhead` again. Folding costs it `gamma` per byte.
-/// Copies within a rank are free. The network between the ports is never the bottleneck.
+/// A rank is one processor, one port out and one port in; each does one thing after the other.
+///
+/// * Sending costs the processor `overhead` and `copy` per byte; the port out is busy for `beta` per byte meanwhile and after.
+/// * The first byte is at the receiver's port `alpha` after the processor has begun, or after the port was free if that was later; so `alpha` is what others
+///   call latency and the sender's overhead, but may be less, where a message arrives before its sender has done with it. The port takes `beta` per byte, as the bytes
+///   come, unless it is busy.
+/// * Receiving costs the processor `copy` per byte, as the bytes come, unless it is busy, but the last `chunk` bytes only when all have
+///   come; and then `overhead`. Folding costs it `gamma` per byte.
+/// * Copies within a rank are free, and the network between the ports is never the bottleneck.
+///
+/// Bytes of a rank's buffer up to `knee` have the rates `near`, those beyond it `far`: what does not stay in the cache costs more. All messages
+/// of an operation have the mean over the operation's buffer, see [`at`](Self::at).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
-    /// Latency, in picoseconds.
+    /// From the beginning of a send to the arrival of its first byte, in picoseconds.
     pub alpha: u64,
-    /// Picoseconds that a mebibyte keeps a port busy: the reciprocal of the bandwidth.
-    pub beta: u64,
     /// What a message costs the sender's processor, and the receiver's, in picoseconds.
     pub overhead: u64,
-    /// Picoseconds that folding a mebibyte takes.
-    pub gamma: u64,
+    /// Bytes that are handed on at once.
+    pub chunk: usize,
+    /// Bytes of a buffer that stay in the cache.
+    pub knee: usize,
+    /// Rates of these.
+    pub near: Rates,
+    /// Rates of the others.
+    pub far: Rates,
+}
+
+/// A [`Model`] for an operation of one size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Costs {
+    /// As in [`Model`].
+    pub alpha: u64,
+    /// As in [`Model`].
+    pub overhead: u64,
+    chunk: usize,
+    rates: Rates,
 }
 
 const MIB: u128 = 1 << 20;
@@ -32,35 +66,70 @@ fn picos(seconds: f64) -> u64 {
     (seconds * 1e12).round().max(0.0) as u64
 }
 
-impl Model {
-    /// From seconds per message (latency, overhead) and seconds per byte (beta, gamma).
+impl Rates {
+    /// From seconds per byte.
     #[must_use]
-    pub fn from_seconds(alpha: f64, beta: f64, overhead: f64, gamma: f64) -> Self {
+    pub fn from_seconds(beta: f64, copy: f64, gamma: f64) -> Self {
         let per_mib = |x: f64| picos(x * MIB as f64);
-        Self { alpha: picos(alpha), beta: per_mib(beta), overhead: picos(overhead), gamma: per_mib(gamma) }
+        Self { beta: per_mib(beta), copy: per_mib(copy), gamma: per_mib(gamma) }
     }
 
-    /// How long a message of so many bytes keeps a port busy, in picoseconds.
-    #[must_use]
-    pub fn port(&self, bytes: usize) -> u64 {
-        scaled(self.beta, bytes)
-    }
-
-    /// How long folding so many bytes takes, in picoseconds.
-    #[must_use]
-    pub fn fold(&self, bytes: usize) -> u64 {
-        scaled(self.gamma, bytes)
-    }
-
-    /// As JSON: `alpha_s`, `beta_s_per_byte`, `overhead_s`, `gamma_s_per_byte`.
-    #[must_use]
-    pub fn to_json(&self) -> Value {
+    fn to_json(self) -> Value {
         let per_byte = |x: u64| x as f64 / 1e12 / MIB as f64;
         json!({
-            "alpha_s": self.alpha as f64 / 1e12,
             "beta_s_per_byte": per_byte(self.beta),
-            "overhead_s": self.overhead as f64 / 1e12,
+            "copy_s_per_byte": per_byte(self.copy),
             "gamma_s_per_byte": per_byte(self.gamma),
+        })
+    }
+
+    fn from_json(v: &Value) -> Option<Self> {
+        let [beta, copy, gamma] = ["beta_s_per_byte", "copy_s_per_byte", "gamma_s_per_byte"].map(|k| number(v, k));
+        Some(Self::from_seconds(beta?, copy?, gamma?))
+    }
+}
+
+fn number(v: &Value, key: &str) -> Option<f64> {
+    v.get(key)?.as_f64().filter(|x| x.is_finite() && *x >= 0.0)
+}
+
+impl Model {
+    /// The bytes that loopback hands on at once: its largest packet.
+    pub const CHUNK: usize = 64 << 10;
+
+    /// With rates that do not depend on the buffer.
+    #[must_use]
+    pub const fn flat(alpha: u64, overhead: u64, rates: Rates) -> Self {
+        Self { alpha, overhead, chunk: Self::CHUNK, knee: usize::MAX, near: rates, far: rates }
+    }
+
+    /// What an operation costs whose ranks have buffers of so many bytes.
+    #[must_use]
+    pub fn at(&self, buffer: usize) -> Costs {
+        let mean = |near: u64, far: u64| {
+            let (all, beyond) = (buffer.max(1) as u128, buffer.saturating_sub(self.knee) as u128);
+            let t = (u128::from(near) * (all - beyond) + u128::from(far) * beyond) / all;
+            u64::try_from(t).unwrap_or(u64::MAX)
+        };
+        let rates = Rates {
+            beta: mean(self.near.beta, self.far.beta),
+            copy: mean(self.near.copy, self.far.copy),
+            gamma: mean(self.near.gamma, self.far.gamma),
+        };
+        Costs { alpha: self.alpha, overhead: self.overhead, chunk: self.chunk, rates }
+    }
+
+    /// As JSON; numbers in seconds, bytes and seconds per byte.
+    #[must_use]
+    pub fn to_json(&self) -> Value {
+        json!({
+            "alpha_s": self.alpha as f64 / 1e12,
+            "overhead_s": self.overhead as f64 / 1e12,
+            "chunk_bytes": self.chunk,
+            // There is none where rates do not depend on the buffer.
+            "knee_bytes": (self.knee != usize::MAX).then_some(self.knee),
+            "near": self.near.to_json(),
+            "far": self.far.to_json(),
         })
     }
 
@@ -68,62 +137,46 @@ impl Model {
     #[must_use]
     pub fn from_json(v: &Value) -> Option<Self> {
         let v = v.get("model").unwrap_or(v);
-        let number = |key: &str| v.get(key)?.as_f64().filter(|x| *x >= 0.0);
-        Some(Self::from_seconds(
-            number("alpha_s")?,
-            number("beta_s_per_byte")?,
-            number("overhead_s")?,
-            number("gamma_s_per_byte")?,
-        ))
+        let bytes = |x: &Value| usize::try_from(x.as_u64()?).ok();
+        let knee = match v.get("knee_bytes")? {
+            Value::Null => usize::MAX,
+            x => bytes(x)?,
+        };
+        Some(Self {
+            alpha: picos(number(v, "alpha_s")?),
+            overhead: picos(number(v, "overhead_s")?),
+            chunk: bytes(v.get("chunk_bytes")?)?,
+            knee,
+            near: Rates::from_json(v.get("near")?)?,
+            far: Rates::from_json(v.get("far")?)?,
+        })
     }
 }
 
-/// A measured one-way time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sample {
-    /// Bytes of the message.
-    pub bytes: usize,
-    /// From call to call, in seconds.
-    pub seconds: f64,
-}
-
-/// A line through samples.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Fit {
-    /// Time of an empty message, in seconds.
-    pub intercept: f64,
-    /// Seconds per byte.
-    pub slope: f64,
-}
-
-impl Fit {
-    /// How much a sample took longer than the line says, relative to the line.
+impl Costs {
+    /// How long a message of so many bytes keeps a port busy, in picoseconds.
     #[must_use]
-    pub fn residual(&self, s: &Sample) -> f64 {
-        let line = self.intercept + self.slope * s.bytes as f64;
-        if line > 0.0 { s.seconds / line - 1.0 } else { 0.0 }
+    pub fn port(&self, bytes: usize) -> u64 {
+        scaled(self.rates.beta, bytes)
     }
-}
 
-/// The line with the least squares of *relative* errors: an error of 10 % counts alike at 8 bytes and at 16 MiB.
-///
-/// `None` for less than two sizes.
-#[must_use]
-pub fn fit(samples: &[Sample]) -> Option<Fit> {
-    let (mut w, mut wx, mut wxx, mut wy, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
-    for s in samples.iter().filter(|s| s.seconds > 0.0) {
-        let (x, y, weight) = (s.bytes as f64, s.seconds, 1.0 / (s.seconds * s.seconds));
-        w += weight;
-        wx += weight * x;
-        wxx += weight * x * x;
-        wy += weight * y;
-        wxy += weight * x * y;
+    /// How long handing on so many bytes keeps a processor busy, in picoseconds.
+    #[must_use]
+    pub fn copy(&self, bytes: usize) -> u64 {
+        scaled(self.rates.copy, bytes)
     }
-    let det = w * wxx - wx * wx;
-    if det <= f64::EPSILON * w * wxx {
-        return None;
+
+    /// The part of that of a received message that cannot begin before all of it has come.
+    #[must_use]
+    pub fn last_copy(&self, bytes: usize) -> u64 {
+        self.copy(bytes.min(self.chunk))
     }
-    Some(Fit { intercept: (wxx * wy - wx * wxy) / det, slope: (w * wxy - wx * wy) / det })
+
+    /// How long folding so many bytes takes, in picoseconds.
+    #[must_use]
+    pub fn fold(&self, bytes: usize) -> u64 {
+        scaled(self.rates.gamma, bytes)
+    }
 }
 
 #[cfg(test)]
@@ -131,23 +184,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_found_again_and_an_outlier_shows_in_its_residual() {
-        let line = |bytes: usize| Sample { bytes, seconds: 5e-6 + 2e-10 * bytes as f64 };
-        let mut samples: Vec<_> = [8, 4096, 65536, 1 << 20, 16 << 20].map(line).to_vec();
-        let f = fit(&samples).unwrap();
-        assert!((f.intercept / 5e-6 - 1.0).abs() < 1e-6 && (f.slope / 2e-10 - 1.0).abs() < 1e-6, "{f:?}");
-        samples[2].seconds *= 1.5;
-        let f = fit(&samples).unwrap();
-        assert!(f.residual(&samples[2]) > 0.2 && f.residual(&samples[0]).abs() < 0.2, "{f:?}");
-        assert_eq!(fit(&samples[..1]), None);
+    fn a_model_survives_json() {
+        let near = Rates::from_seconds(1.5e-10, 1e-10, 0.9e-10);
+        let far = Rates::from_seconds(3.5e-10, 2e-10, 1.9e-10);
+        let flat = Model::flat(4_250_000, 700_000, near);
+        for m in [flat, Model { knee: 1 << 20, far, ..flat }] {
+            assert_eq!(Model::from_json(&m.to_json()), Some(m));
+            assert_eq!(Model::from_json(&json!({ "model": m.to_json() })), Some(m));
+        }
+        assert_eq!(Model::from_json(&json!({ "alpha_s": 1.0 })), None);
+        let c = flat.at(8);
+        assert_eq!((c.port(0), c.port(1 << 20), c.fold(1)), (0, near.beta, 90));
+        assert_eq!((c.last_copy(100), c.last_copy(1 << 20)), (c.copy(100), c.copy(Model::CHUNK)));
     }
 
     #[test]
-    fn a_model_survives_json() {
-        let m = Model::from_seconds(4.25e-6, 1.5e-10, 0.7e-6, 0.9e-10);
-        assert_eq!(Model::from_json(&m.to_json()), Some(m));
-        assert_eq!(Model::from_json(&json!({ "model": m.to_json() })), Some(m));
-        assert_eq!(Model::from_json(&json!({ "alpha_s": 1.0 })), None);
-        assert_eq!((m.port(0), m.port(1 << 20), m.fold(1)), (0, m.beta, 90));
+    fn what_lies_beyond_the_knee_costs_more() {
+        let rates = |x| Rates { beta: x, copy: x, gamma: x };
+        let m = Model { knee: 1000, far: rates(5 << 20), ..Model::flat(0, 0, rates(1 << 20)) };
+        for (bytes, t) in [(1, 1), (1000, 1000), (1001, 1005), (2000, 6000), (11_000, 51_000)] {
+            let c = m.at(bytes);
+            // The mean is rounded down to a picosecond per MiB.
+            assert!([c.port(bytes), c.copy(bytes), c.fold(bytes)].iter().all(|x| (t - 1..=t).contains(x)), "{bytes}");
+        }
+        assert_eq!(m.at(0).port(10), 10);
     }
 }

@@ -24,32 +24,36 @@ const PANELS: [[(Operation, usize); 3]; 7] = {
     ]
 };
 
-/// Algorithms by name, with colour and dashes; told apart by both.
+/// Algorithms by name, with colour and dashes; told apart by both. Dashed lines are thinner and come on top, so that one shows which lies on another.
 const STYLES: [(&str, &str, &str); 10] = [
     ("direct", "#4477aa", ""),
-    ("ordered", "#4477aa", "6 3"),
+    ("ordered", "#4477aa", "5 5"),
     ("recursive_doubling", "#ee6677", ""),
-    ("halving", "#ee6677", "6 3"),
+    ("halving", "#ee6677", "5 5"),
     ("rabenseifner", "#228833", ""),
-    ("pairwise", "#228833", "6 3"),
+    ("pairwise", "#228833", "5 5"),
     ("ring", "#aa3377", ""),
-    ("chain", "#aa3377", "6 3"),
-    ("binomial", "#d07a00", ""),
-    ("bruck", "#222222", ""),
+    ("chain", "#aa3377", "5 5"),
+    ("binomial", "#d07a00", "5 5"),
+    ("bruck", "#222222", "5 5"),
 ];
-const DISSEMINATION: (&str, &str, &str) = ("dissemination", "#222222", "6 3");
+const DISSEMINATION: (&str, &str, &str) = ("dissemination", "#222222", "");
 
 const WIDTH: f64 = 330.0;
 const HEIGHT: f64 = 240.0;
 /// Room for labels, left and below, and between panels.
-const LEFT: f64 = 58.0;
-const BELOW: f64 = 38.0;
+const LEFT: f64 = 74.0;
+const BELOW: f64 = 42.0;
 const ABOVE: f64 = 26.0;
-const GAP: f64 = 14.0;
-const TOP: f64 = 64.0;
+const GAP: f64 = 22.0;
+const TOP: f64 = 82.0;
 
 fn styles() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     STYLES.into_iter().chain([DISSEMINATION])
+}
+
+const fn stroke(dash: &str) -> f64 {
+    if dash.is_empty() { 2.6 } else { 1.6 }
 }
 
 /// An axis in powers of ten.
@@ -98,7 +102,7 @@ fn power(e: i32) -> String {
 
 fn ranks(e: i32) -> String {
     match e {
-        0..=3 => 10i64.pow(e as u32).to_string(),
+        0..3 => 10i64.pow(e as u32).to_string(),
         _ => format!("{},000", 10i64.pow((e - 3).clamp(0, 15) as u32)),
     }
 }
@@ -112,14 +116,17 @@ impl Report {
         let mut svg = format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w:.0}\" height=\"{h:.0}\" viewBox=\"0 0 {w:.0} {h:.0}\" \
              font-family=\"sans-serif\" font-size=\"11\">\n<rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n\
-             <text x=\"{GAP}\" y=\"22\" font-size=\"15\" font-weight=\"bold\">Modelled time of each algorithm against the number of ranks</text>\n"
+             <text x=\"{GAP}\" y=\"22\" font-size=\"15\" font-weight=\"bold\">Modelled time of each algorithm against the number of ranks</text>\n\
+             <text x=\"{GAP}\" y=\"40\">The library's schedules on a simulated clock with the model in scale.md; sizes: the whole buffer of all_reduce, broadcast, reduce \
+             and scan, one block of the others. Both axes are logarithmic.</text>\n"
         );
         let mut x = GAP;
         for (name, colour, dash) in styles() {
+            let width = stroke(dash);
             let _ = writeln!(
                 svg,
-                "<line x1=\"{x:.0}\" y1=\"42\" x2=\"{:.0}\" y2=\"42\" stroke=\"{colour}\" stroke-width=\"2.5\" stroke-dasharray=\"{dash}\"/>\
-                 <text x=\"{:.0}\" y=\"46\">{name}</text>",
+                "<line x1=\"{x:.0}\" y1=\"60\" x2=\"{:.0}\" y2=\"60\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dash}\"/>\
+                 <text x=\"{:.0}\" y=\"64\">{name}</text>",
                 x + 26.0,
                 x + 30.0
             );
@@ -180,11 +187,16 @@ impl Report {
         }
         let _ = writeln!(
             svg,
-            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">ranks</text>",
+            "<text x=\"{:.0}\" y=\"{:.0}\" text-anchor=\"middle\">ranks</text>\n\
+             <text transform=\"translate({:.0} {:.0}) rotate(-90)\" text-anchor=\"middle\">modelled time</text>",
             x + WIDTH / 2.0,
-            y + HEIGHT + 28.0
+            y + HEIGHT + 28.0,
+            x - 56.0,
+            y + HEIGHT / 2.0
         );
-        for (name, colour, dash) in styles() {
+        let dashed = |d: bool| styles().filter(move |s| s.2.is_empty() != d);
+        for (name, colour, dash) in dashed(false).chain(dashed(true)) {
+            let width = stroke(dash);
             let mut line: Vec<&&Row> = rows.iter().filter(|r| r.case.algorithm.name() == name).collect();
             line.sort_by_key(|r| r.case.n);
             if line.is_empty() {
@@ -194,7 +206,7 @@ impl Report {
                 line.iter().map(|r| format!("{:.1},{:.1}", xs.at(r.case.n as f64), ys.at(r.seconds()))).collect();
             let _ = writeln!(
                 svg,
-                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.8\" stroke-dasharray=\"{dash}\"/>",
+                "<polyline points=\"{}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"{width}\" stroke-dasharray=\"{dash}\"/>",
                 points.join(" ")
             );
         }
@@ -204,7 +216,7 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::scale::{Budget, Case, Model, algorithms};
+    use crate::scale::{Budget, Case, Model, Rates, algorithms};
 
     #[test]
     fn every_algorithm_has_a_style_of_its_own() {
@@ -217,7 +229,8 @@ mod tests {
 
     #[test]
     fn lines_stay_within_their_panels() {
-        let model = Model { alpha: 6_000_000, beta: 220_000_000, overhead: 1_500_000, gamma: 90_000_000 };
+        let model =
+            Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
         let mut rows = Vec::new();
         for a in algorithms().filter(|a| a.operation() == Operation::AllReduce) {
             rows.extend([2, 9, 100].map(|n| Case::new(a, n, 8).cost(model, Budget::QUICK).unwrap()));
@@ -243,6 +256,6 @@ mod tests {
             [-7, -6, -5, -3, -1, 0, 2].map(power),
             ["100 ns", "1 µs", "10 µs", "1 ms", "100 ms", "1 s", "100 s"]
         );
-        assert_eq!([0, 3, 4, 5].map(ranks), ["1", "1000", "10,000", "100,000"]);
+        assert_eq!([0, 3, 4, 5].map(ranks), ["1", "1,000", "10,000", "100,000"]);
     }
 }

@@ -7,8 +7,13 @@ use rustcomms::Operation;
 use serde_json::{Value, json};
 
 use super::case::{Budget, Mode, Row};
-use super::measure::Measured;
-use super::model::{Fit, Model};
+use super::fit::{Fit, Measured};
+use super::model::{Model, Rates};
+
+/// What has no rows.
+const LEFT_OUT: &str = "Left out: above 10,000 ranks reduce_scatter by halving with blocks that are cut, where one rank cannot stand for all: each copies a piece of every
+block when it starts with a piece, so that simulating all takes several times the square of the world. The library does not pick it there.
+";
 
 /// Everything that a run has found.
 #[derive(Clone, Debug)]
@@ -105,8 +110,7 @@ impl Report {
         let context: serde_json::Map<_, _> =
             self.context.iter().map(|(k, v)| ((*k).to_owned(), Value::from(v.clone()))).collect();
         let measured = self.measured.as_ref().map(|(m, f)| {
-            let residuals: Vec<_> = m.samples.iter().map(|s| f.residual(s)).collect();
-            json!({ "times": m.to_json(), "intercept_s": f.intercept, "slope_s_per_byte": f.slope, "residuals": residuals })
+            json!({ "times": m.to_json(), "predicted_s": f.predicted, "error": f.error, "overhead_is_capped": f.capped })
         });
         let mut text = String::from("{\n");
         let _ = writeln!(text, "\"context\": {},", Value::Object(context));
@@ -141,90 +145,82 @@ impl Report {
     }
 
     fn describe_model(&self, text: &mut String) {
-        let per_mib = |x: u64| seconds(x as f64 / 1e12);
         let m = &self.model;
         let _ = write!(
             text,
             "
 ## The model
 
-A rank is one processor, one port out and one port in, each doing one thing after the other. A message costs the sender's processor
-the overhead, keeps its port busy for its bytes, is at the receiver's port after the latency, keeps that busy for its bytes (as they come), and costs the
-receiver's processor the overhead. Folding costs the processor; copies within a rank are free, sends never wait for their receivers, and nothing
-between the ports is ever the bottleneck.
+A rank is one processor, one port out and one port in, each doing one thing after the other. A message costs the sender's processor the overhead and the
+copy of its bytes to the kernel, keeps the port out busy for its bytes meanwhile, is at the receiver's port a latency after the sender's processor began, keeps that busy for its bytes (as
+they come), and costs the receiver's processor the copy of its bytes (as they come, but the last {} only when all have) and the overhead. Folding costs the
+processor too; copies within a rank are free, sends never wait for their receivers, and nothing between the ports is ever the bottleneck: no switch,
+no shared memory bus.
 
-| latency (alpha) | per MiB (beta) | overhead per message and side | folding a MiB of f32 (gamma) |
-|---|---|---|---|
-| {} | {} | {} | {} |
+| latency (alpha) | overhead (o), per message and side |
+|---|---|
+| {} | {} |
+
+| bytes of a rank's buffer | port (beta), per MiB | that is | processor copies (c), per MiB and side | folds (gamma), per MiB of f32 |
+|---|---|---|---|---|
 ",
-            seconds(m.alpha as f64 / 1e12),
-            per_mib(m.beta),
-            seconds(m.overhead as f64 / 1e12),
-            per_mib(m.gamma)
+            size(m.chunk as u64),
+            picos(m.alpha),
+            picos(m.overhead)
         );
-        let Some((measured, fit)) = &self.measured else {
-            text.push_str("\nThese numbers were given, not measured.\n");
-            return;
+        let mut line = |which: String, r: Rates| {
+            let gigabytes = (1 << 20) as f64 / (r.beta.max(1) as f64 / 1e12) / 1e9;
+            let (beta, copy, gamma) = (picos(r.beta), picos(r.copy), picos(r.gamma));
+            let _ = writeln!(text, "| {which} | {beta} | {gigabytes:.2} GB/s | {copy} | {gamma} |");
         };
-        let _ = write!(
-            text,
-            "
-Measured between two processes over backend-tcp on loopback: one-way time from broadcasts back and forth, below which a
-tenth of the short batches lie, because other programs ran on the machine; the line with the least squares of relative errors, {} + {} per MiB; {} per message of many in a row, folds in blocks of 256 KiB.
-
-| bytes | one way | line | off by |
-|---|---|---|---|
-",
-            seconds(fit.intercept),
-            seconds(fit.slope * 1048576.0),
-            seconds(measured.gap)
-        );
-        for s in &measured.samples {
-            let line = fit.intercept + fit.slope * s.bytes as f64;
-            let off = 100.0 * fit.residual(s);
-            let _ = writeln!(
-                text,
-                "| {} | {} | {} | {off:+.0} % |",
-                size(s.bytes as u64),
-                seconds(s.seconds),
-                seconds(line)
-            );
+        if m.knee == usize::MAX {
+            line("all".to_owned(), m.near);
+        } else {
+            line(format!("the first {}", size(m.knee as u64)), m.near);
+            line("those beyond".to_owned(), m.far);
+        }
+        match &self.measured {
+            Some((measured, fit)) => describe_fit(text, measured, fit),
+            None => text.push_str("\nThese numbers were given, not measured.\n"),
         }
     }
 
     fn describe_reading(&self, text: &mut String) {
-        let modes = [Mode::All, Mode::One, Mode::OneAbout, Mode::Line];
-        let of = |mode: Mode| self.rows.iter().filter(|r| r.mode == mode).count();
-        let [all, one, about, line] = modes.map(of);
+        let of = |mode: Mode, most: usize| self.rows.iter().filter(|r| r.mode == mode && r.case.n <= most).count();
+        let [all, one, about, line] = Mode::EACH.map(|m| of(m, usize::MAX));
+        let [all_few, one_few, about_few, line_few] = Mode::EACH.map(|m| of(m, 4096));
         let _ = write!(
             text,
             "
 ## How to read the tables
 
 Each cell: modelled time until the last rank is done; rounds (the longest chain of messages of which each was posted by a rank that had got the one
-before); messages of the whole world; the most bytes that one rank sends or receives. Bold is the model's best; `*` is what the library picks
+before); messages of the whole world; the most bytes that one rank sends or receives; how it was run. Bold is the model's best; `*` is what the library picks
 (`collectives::select`). Sizes are those of `Shape::bytes`: of one block for operations with a block per rank, of the whole buffer for others.
 all_reduce is in place, all others out of place, roots are rank 0, elements have 4 bytes.
 
-What was run are the library's schedules, {} rows:
+What was run are the library's schedules, {} rows; in brackets those of up to 4,096 ranks:
 
-* {all} rows without a mark: every rank's schedule, message by message, up to {} messages of 8 bytes or {} longer ones.
-* {one} rows `one`: all ranks do the same, seen from where they are, so one rank's schedule was run, which receives when its own sends would arrive.
+* {all} ({all_few}) rows `all`: every rank's schedule, message by message, where that is up to {} messages of up to 64 bytes, {} longer ones, or {} where buffers are cut into segments.
+* {one} ({one_few}) rows `one`: all ranks do the same, seen from where they are, so one rank's schedule was run, which receives when its own sends would arrive.
   Unit tests show that this gives exactly what all ranks give.
-* {about} rows `one~`: the same where ranks differ a little: chunks of a ring that differ by an element, folds in rank order of long buffers. Tests
+* {about} ({about_few}) rows `one~`: the same where ranks differ a little: chunks of a ring that differ by an element, folds in rank order of long buffers. Tests
   show times within 10 %.
-* {line} rows `line~`: no rank can stand for all; every rank's schedule was run with two smaller sizes, cut into equal segments, and the costs continue
-  in a line. Tests show times within 3 %.
+* {line} ({line_few}) rows `line~`: no rank can stand for all; every rank's schedule was run with two smaller sizes, cut into equal segments, and the costs continue
+  in a line: what is extrapolated is the number of segments, not that of ranks. Tests show times within 3 %.
+
+Messages, rounds and bytes are exact in rows `all` and `one`, whatever the model is. Times are the model's: its numbers are measured between two processes of
+one machine, and everything about more ranks is the schedules' doing. They are not a forecast for a machine with so many processes, nor for a network.
 
 {} rows were also run with real data, and each rank's result was right.
-Left out: above 10,000 ranks reduce by ordered folds, and reduce_scatter by halving where one rank cannot stand for all: each rank does something for
-every other when it starts, so that simulating all takes the square of the world.
-With blocks of one length all_gather_v, reduce_scatter_v, gather_v and scatter_v run the schedules of all_gather, reduce_scatter, gather and scatter.
+{}With blocks of one length all_gather_v, reduce_scatter_v, gather_v and scatter_v run the schedules of all_gather, reduce_scatter, gather and scatter.
 ",
             self.rows.len(),
             count(self.budget.small),
-            count(self.budget.large),
+            count(self.budget.whole),
+            count(self.budget.cut),
             self.rows.iter().filter(|r| r.checked).count(),
+            LEFT_OUT,
         );
     }
 
@@ -290,11 +286,76 @@ loopback's latency.
                 let time = if Some(c.time) == best { format!("**{time}**") } else { time };
                 let star = if picked == Some(r.case.algorithm) { " *" } else { "" };
                 let most = size(c.most_bytes_sent.max(c.most_bytes_received));
-                let mode = if r.mode == Mode::All { String::new() } else { format!("; {}", r.mode.name()) };
+                let mode = r.mode.name();
                 let (rounds, messages) = (count(u64::from(c.rounds)), count(c.messages));
-                let _ = write!(text, " {time}{star}; {rounds}; {messages}; {most}{mode} |");
+                let _ = write!(text, " {time}{star}; {rounds}; {messages}; {most}; {mode} |");
             }
             text.push('\n');
+        }
+    }
+}
+
+fn picos(x: u64) -> String {
+    seconds(x as f64 / 1e12)
+}
+
+/// Where the model's numbers come from, and how far what it says is from what was measured.
+fn describe_fit(text: &mut String, measured: &Measured, fit: &Fit) {
+    let _ = write!(
+        text,
+        "
+### Where its numbers come from
+
+Measured between two processes over backend-tcp on loopback, each on a core of its own, with the algorithms that the library picks. Times are medians of
+batches, taken in turns over all sizes; batches do not count during which a rank waited for a processor for more than 2 % of the time (by the kernel's
+books), unless fewer than 8 would be left.
+
+* alpha + o and beta: broadcasts with alternate roots, one way; alpha is what the receiver's overhead leaves.
+* o: {} per message of 64 in a row{}
+* c: all_gathers, which are both ways at once; not more than beta, or what streams one way would be slower. Where they say more (the processors then get
+  in each other's way), both are the geometric mean, so that the error is shared.
+* gamma: folds of 256 KiB, into a buffer of that length and into one of 32 MiB.
+* The sizes marked are fitted to, by least squares of relative errors; the knee is where these are least, if it is worth it.
+
+### Predicted and measured
+
+Predicted is what the simulation gives for two ranks with this model, as for all rows below.
+
+| operation | size | measured | quartiles | batches | fitted to | predicted | off by |
+|---|---|---|---|---|---|---|---|
+",
+        seconds(measured.gap),
+        if fit.capped { ", but each a call of its own; so, half of an all_gather of 8 B, which is two overheads." } else { "." }
+    );
+    for (t, &predicted) in measured.timings.iter().zip(&fit.predicted) {
+        let (good, taken) = t.batches;
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} to {} | {good} of {taken} | {} | {} | {:+.0} % |",
+            t.op.name(),
+            size(t.bytes as u64),
+            seconds(t.seconds),
+            seconds(t.low),
+            seconds(t.high),
+            if t.fitted { "yes" } else { "" },
+            seconds(predicted),
+            100.0 * t.error(predicted)
+        );
+    }
+    text.push('\n');
+    let same = |op: Operation| matches!(op, Operation::Broadcast | Operation::AllGather);
+    for (what, fitted, of_kind) in [
+        ("fitted to", true, true),
+        ("of the same operations with other sizes", false, true),
+        ("of operations that nothing was fitted to", false, false),
+    ] {
+        let of =
+            measured.timings.iter().zip(&fit.predicted).filter(|(t, _)| t.fitted == fitted && same(t.op) == of_kind);
+        let mut errors: Vec<f64> = of.map(|(t, p)| 100.0 * t.error(*p).abs()).collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        if let (Some(middle), Some(worst)) = (errors.get(errors.len() / 2), errors.last()) {
+            let n = errors.len();
+            let _ = writeln!(text, "* {n} times {what}: off by {middle:.0} % in the median, {worst:.0} % at most.");
         }
     }
 }
@@ -339,7 +400,8 @@ mod tests {
     use crate::scale::{Case, algorithms};
     use collectives::Algorithm;
 
-    const MODEL: Model = Model { alpha: 6_000_000, beta: 220_000_000, overhead: 1_500_000, gamma: 90_000_000 };
+    const MODEL: Model =
+        Model::flat(6_000_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 });
 
     pub(crate) fn report() -> Report {
         let budget = Budget::QUICK;
@@ -371,7 +433,7 @@ mod tests {
         assert_eq!(v["rows"][0].as_array().unwrap().len(), v["columns"].as_array().unwrap().len());
         assert_eq!(Model::from_json(&v), Some(report.model));
         let text = report.markdown();
-        let cells = |line: &str| line.matches("; ").count() / 3;
+        let cells = |line: &str| line.matches("; ").count() / 4;
         assert_eq!(
             text.lines().filter(|l| l.contains(" | ") && l.contains("; ")).map(cells).sum::<usize>(),
             report.rows.len()

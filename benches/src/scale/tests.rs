@@ -4,12 +4,16 @@ use collectives::Algorithm::{self, *};
 
 use super::*;
 
-/// Latency 1000, a byte 1, overhead 10, folding a byte 2.
-const UNITS: Model = Model { alpha: 1000, beta: 1 << 20, overhead: 10, gamma: 2 << 20 };
+/// Latency 1000 after the sender's overhead of 10, a byte 1, overhead 10, folding a byte 2.
+const UNITS: Model = Model::flat(1010, 10, Rates { beta: 1 << 20, copy: 0, gamma: 2 << 20 });
 /// Like sockets on one machine.
-const LOOPBACK: Model = Model { alpha: 6_000_000, beta: 220_000_000, overhead: 1_500_000, gamma: 90_000_000 };
+const LOOPBACK: Model = Model {
+    knee: 2 << 20,
+    far: Rates { beta: 420_000_000, copy: 350_000_000, gamma: 140_000_000 },
+    ..Model::flat(7_500_000, 1_500_000, Rates { beta: 220_000_000, copy: 160_000_000, gamma: 90_000_000 })
+};
 const KIB: usize = 1 << 10;
-const BUDGET: Budget = Budget { small: 300_000, large: 300_000 };
+const BUDGET: Budget = Budget { small: 300_000, whole: 300_000, cut: 300_000 };
 
 fn all(algorithm: Algorithm, n: usize, bytes: usize) -> Counts {
     Case::new(algorithm, n, bytes).run(UNITS, Mode::All, BUDGET).unwrap()
@@ -30,13 +34,40 @@ fn a_message_takes_latency_bytes_and_two_overheads() {
 }
 
 #[test]
+fn a_message_may_come_before_its_sender_is_done_with_it() {
+    let quick = Model::flat(100, 300, Rates::default());
+    let run = |a, n| Case::new(a, n, 8).run(quick, Mode::All, BUDGET).unwrap().time;
+    assert_eq!(run(BroadcastBinomial, 2), 100 + 300);
+    // Both ways, each has its own message to send before it takes in the other's.
+    assert_eq!(run(AllGatherDirect, 2), 300 + 300);
+    assert_eq!(run(AllGatherDirect, 4), 3 * 300 + 3 * 300);
+}
+
+#[test]
+fn handing_bytes_on_keeps_processors_busy() {
+    let copying = Model { chunk: 30, ..Model::flat(1010, 10, Rates { beta: 4 << 20, copy: 3 << 20, gamma: 0 }) };
+    let run = |a, n, bytes| Case::new(a, n, bytes).run(copying, Mode::All, BUDGET).unwrap().time;
+    // One way, only the end of a message is taken out after it has come.
+    assert_eq!(run(BroadcastBinomial, 2, 20), 10 + 1000 + 4 * 20 + 3 * 20 + 10);
+    assert_eq!(run(BroadcastBinomial, 2, 1000), 10 + 1000 + 4 * 1000 + 3 * 30 + 10);
+    // Both ways, a processor hands on one message and takes out the other.
+    assert_eq!(run(AllGatherDirect, 2, 4000), 10 + 2 * 3 * 4000 + 10);
+    // Two at once for the root: the second comes when the first is in, and is copied more quickly than it comes.
+    assert_eq!(run(GatherDirect, 3, 1000), 10 + 1000 + 2 * 4 * 1000 + 3 * 30 + 10);
+    // What is beyond the knee costs more, all of it alike: the mean of 1000 bytes at 4 and 1000 at 8.
+    let bent = Model { knee: 1000, far: Rates { beta: 8 << 20, ..copying.near }, ..copying };
+    let bent = Case::new(BroadcastBinomial, 2, 2000).run(bent, Mode::All, BUDGET).unwrap().time;
+    assert_eq!(bent, 10 + 1000 + 6 * 2000 + 3 * 30 + 10);
+}
+
+#[test]
 fn a_port_takes_one_message_at_a_time() {
     // All send to the root at once, whose port takes one block after the other.
     let c = all(GatherDirect, 9, 400);
     assert_eq!(c.time, 10 + 1000 + 8 * 400 + 10);
     assert_eq!((c.messages, c.bytes, c.most_received, c.most_bytes_received), (8, 3200, 8, 3200));
     // With empty ports the processor is what counts: 10 per message.
-    let cheap = Model { beta: 0, ..UNITS };
+    let cheap = Model::flat(1010, 10, Rates::default());
     let c = Case::new(GatherDirect, 9, 400).run(cheap, Mode::All, BUDGET).unwrap();
     assert_eq!(c.time, 10 + 1000 + 8 * 10);
     // All at once over one port out.
@@ -124,7 +155,7 @@ fn one_rank_for_all_gives_exactly_the_cost_of_all() {
             for n in [2, 3, 4, 7, 8, 12, 31, 32] {
                 for bytes in [8, 1344, 64 * KIB, 600 * KIB] {
                     let case = Case::new(a, n, bytes);
-                    if case.mode(Budget { small: 0, large: 0 }) != Mode::One || n * bytes > 1 << 20 {
+                    if case.mode(Budget { small: 0, whole: 0, cut: 0 }) != Mode::One || n * bytes > 1 << 20 {
                         continue;
                     }
                     let (one, all) = (case.run(model, Mode::One, BUDGET), case.run(model, Mode::All, BUDGET));
@@ -142,7 +173,7 @@ fn one_rank_for_nearly_all_gives_nearly_the_cost_of_all() {
     for a in [AllReduceRing, AllReduceDirect, ReduceScatterDirect] {
         for (n, bytes) in [(7, 64 * KIB), (12, 600 * KIB), (31, 64 * KIB), (31, 8), (100, 8), (20, 1 << 20)] {
             let case = Case::new(a, n, bytes);
-            if case.mode(Budget { small: 0, large: 0 }) == Mode::OneAbout {
+            if case.mode(Budget { small: 0, whole: 0, cut: 0 }) == Mode::OneAbout {
                 let one = case.run(LOOPBACK, Mode::OneAbout, BUDGET).unwrap();
                 let all = case.run(LOOPBACK, Mode::All, BUDGET).unwrap();
                 close(&case, one, all, 0.1);
@@ -165,10 +196,10 @@ fn lines_end_where_the_whole_does() {
     for a in algorithms() {
         for (n, bytes) in [(12, 16 << 20), (100, 4 << 20)] {
             let case = Case::new(a, n, bytes);
-            let none = Budget { small: 0, large: 0 };
+            let none = Budget { small: 0, whole: 0, cut: 0 };
             let bare = case.mode(none) == Mode::Line && case.bytes / case.piece() > 8;
             if bare && case.pieces() < 400 {
-                let line = case.run(LOOPBACK, Mode::Line, Budget { small: 0, large: 20_000 }).unwrap();
+                let line = case.run(LOOPBACK, Mode::Line, Budget { small: 0, whole: 0, cut: 20_000 }).unwrap();
                 let all = case.run(LOOPBACK, Mode::All, BUDGET).unwrap();
                 close(&case, line, all, 0.03);
                 lines += 1;
@@ -188,7 +219,7 @@ fn patience_changes_nothing() {
             let case = Case::new(a, n, 64 * KIB);
             let run = |p| {
                 let make = |r| -> rustcomms::Result<AnySchedule> { case.schedule(r) };
-                Engine::all(LOOPBACK, n as u32, Symmetry::Rotation, p).run(make).unwrap()
+                Engine::all(LOOPBACK.at(64 * KIB), n as u32, Symmetry::Rotation, p).run(make).unwrap()
             };
             assert_eq!(run(patience), run(Patience::None), "{case}");
         }

@@ -3,6 +3,7 @@
 //! One hop, right for operators that do not commute, and the same bits wherever the same values are
 //! folded. Costs `n − 1` messages per rank and segment.
 
+use std::ops::Range;
 use std::task::Poll;
 
 use comm_core::Result;
@@ -133,6 +134,19 @@ impl Exchange {
         self.goal == Goal::All && self.shape.in_place && self.shape.size > 1
     }
 
+    /// How far above this rank those are that need its contribution. Of a reduce it is one at most, and nobody looks at all ranks for it.
+    fn receivers(&self) -> Range<usize> {
+        let Shape { rank: me, size: n, .. } = self.shape;
+        match self.goal {
+            Goal::All | Goal::Blocks => 1..n,
+            Goal::Root(r) if r == me => 0..0,
+            Goal::Root(r) => {
+                let d = (r + n - me) % n;
+                d..d + 1
+            }
+        }
+    }
+
     /// The first rank that contributes by message: 0, or 1 on rank 0.
     fn first(&self) -> usize {
         usize::from(self.shape.rank == 0)
@@ -155,10 +169,7 @@ impl Plan for Exchange {
             t.copy(self.slot(me, at, own), own);
         }
         // Sends first, they are what others wait for; each rank starts at another peer.
-        for p in (1..n).map(|d| (me + d) % n) {
-            if matches!(self.goal, Goal::Root(r) if r != p) {
-                continue;
-            }
+        for p in self.receivers().map(|d| (me + d) % n) {
             if let Some(own) = self.own(p, at) {
                 let span = if copy { self.slot(me, at, own) } else { own };
                 lane.sends.push(t.send(p, step, span)?);

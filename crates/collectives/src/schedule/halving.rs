@@ -146,12 +146,18 @@ impl Blockwise {
     }
 
     /// Copies the contribution to where the sums will be.
+    ///
+    /// In their order, which is that of the members' numbers read from the lowest bit on, so that each begins where the last one ended: looking
+    /// up where takes the logarithm of the world for each.
     fn pack(&self, t: &mut dyn Transport, at: Piece) {
-        for m in 0..1 << self.cube.rounds {
-            let (first, count) = self.part(m, self.cube.rounds);
-            let last = self.cube.rank_of(m);
-            for i in 0..count {
-                t.copy(self.sums(at, (first + i, 1)), self.own(last + 1 + i - count, at));
+        let rounds = self.cube.rounds;
+        let mut sum = self.sums(at, (0, 1));
+        for i in 0..1usize << rounds {
+            let m = if rounds == 0 { 0 } else { i.reverse_bits() >> (usize::BITS as usize - rounds) };
+            let (count, last) = (self.cube.ranks_of(m, rounds), self.cube.rank_of(m));
+            for rank in last + 1 - count..=last {
+                t.copy(sum, self.own(rank, at));
+                sum.off += at.len;
             }
         }
     }
@@ -225,5 +231,27 @@ impl Plan for Blockwise {
             t.copy(self.result(at), self.sums(at, (first + count - 1, 1)));
         }
         Ok(lane.sends.all_done(t))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sums_lie_in_the_order_of_numbers_read_from_the_lowest_bit() {
+        for n in 2..70 {
+            let shape = Shape { rank: 0, size: n, bytes: 4, unit: 4, in_place: false, segment: 0 };
+            let b = Blockwise { shape, cube: Cube::new(shape), cut: shape.cut() };
+            let rounds = b.cube.rounds;
+            let mut next = 0;
+            for i in 0..1usize << rounds {
+                let m = i.reverse_bits() >> (usize::BITS as usize - rounds);
+                let (first, count) = b.part(m, rounds);
+                assert_eq!(first, next, "member {m} of {n}");
+                next += count;
+            }
+            assert_eq!(next, n);
+        }
     }
 }
