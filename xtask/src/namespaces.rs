@@ -41,7 +41,9 @@ fn probe(script: &str) -> Result<&'static str, String> {
 fn decide(set: Option<&str>, probed: Result<&str, String>) -> (Option<&'static str>, String) {
     let said = set.map_or_else(String::new, |v| format!(" ({REQUIRE}={v} in the environment)"));
     match (set, probed) {
-        (Some("1"), Err(why)) => (Some("1"), format!("required{said}, yet not to be had here, so they will FAIL: {why}")),
+        (Some("1"), Err(why)) => {
+            (Some("1"), format!("required{said}, yet not to be had here, so they will FAIL: {why}"))
+        }
         (Some(v), _) if v != "1" => (None, format!("not required{said}; those that cannot run say NOT RUN")),
         (_, Ok(how)) => (Some("1"), format!("run here, {how}: none may be skipped{said}")),
         (_, Err(why)) => (None, format!("NOT RUN here: {why}")),
