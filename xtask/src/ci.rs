@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use crate::args::Selection;
 use crate::chaos::{self, Chaos};
 use crate::process::{Run, seconds};
-use crate::{accept, conformance, crates, hygiene};
+use crate::{accept, conformance, crates, hygiene, namespaces};
 
 /// A test run that takes longer hangs.
 const TEST_DEADLINE: Duration = Duration::from_secs(25 * 60);
@@ -91,7 +91,11 @@ impl Step {
                 Run::cargo(root, &["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings").run()
             }
             Self::Test => {
-                Run::cargo(root, &["test", "--workspace", "--all-targets"]).deadline(TEST_DEADLINE).run()?;
+                let mut tests = Run::cargo(root, &["test", "--workspace", "--all-targets"]).deadline(TEST_DEADLINE);
+                if let Some((name, value)) = namespaces::requirement() {
+                    tests = tests.env(name, value);
+                }
+                tests.run()?;
                 Run::cargo(root, &["test", "--workspace", "--doc"]).deadline(TEST_DEADLINE).run()
             }
             Self::CratesAlone => crates::alone(root),

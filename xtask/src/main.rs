@@ -14,6 +14,7 @@ mod expect;
 mod fuzz;
 mod hygiene;
 mod interop;
+mod namespaces;
 mod process;
 
 use std::path::PathBuf;

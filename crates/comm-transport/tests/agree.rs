@@ -2,14 +2,15 @@
 
 mod wire;
 
+use std::io::Read;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use comm_core::{ErrorKind, Result};
-use comm_transport::{Endpoint, GroupId, Link, SocketLink, Survivors};
-use wire::{AGREE, SOON, Scene, frame, options, spec};
+use comm_transport::{Endpoint, EndpointOptions, GroupId, HEADER, Link, SocketLink, Survivors};
+use wire::{ABORT, AGREE, CONTROL, SOON, Scene, frame, options, spec};
 
 /// A world whose links can be cut.
 struct World {
@@ -158,4 +159,76 @@ fn a_decision_without_this_rank_makes_it_stale() {
     let e = s.us.agree_survivors(s.bad, SOON).unwrap_err();
     assert!(matches!(e.kind(), ErrorKind::StaleGeneration { ours: 0, theirs: 1 }), "{e}");
     s.unharmed();
+}
+
+/// Who does not read, behind links into which nothing fits any more: it is given up and no survivor, although its link
+/// stays for the reason that is to go out. Before the members look for survivors, and while they do.
+#[test]
+fn a_silent_member_behind_full_links_is_no_survivor() {
+    // More than any socket holds.
+    const MUCH: usize = 8 << 20;
+    const HEARTBEAT: Duration = Duration::from_millis(300);
+    for agreeing in [false, true] {
+        let pair = || UnixStream::pair().unwrap();
+        let ((a, mut to_a), (b, mut to_b), (x, y)) = (pair(), pair(), pair());
+        let link = |s: UnixStream| -> Option<Box<dyn Link>> { Some(Box::new(SocketLink::new(s).unwrap())) };
+        let end = |rank: usize, links| {
+            let e = Endpoint::new(rank, links, EndpointOptions { heartbeat: HEARTBEAT, ..options(false) }).unwrap();
+            let g = e.create_group(spec(5, &[0, 1, 2])).unwrap();
+            (e, g)
+        };
+        // Rank 1 is nothing but two sockets.
+        let ends = vec![end(0, vec![None, link(a), link(x)]), end(2, vec![link(y), link(b), None])];
+        for (e, g) in &ends {
+            e.send_control(*g, 1, 3, &vec![7; MUCH]).unwrap();
+        }
+        let until = Instant::now() + Duration::from_secs(10);
+        while !agreeing && ends.iter().any(|(e, g)| e.failure(*g).is_none()) {
+            assert!(Instant::now() < until, "nobody has given it up");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let w = World { ends, wires: Vec::new() };
+        let t = Instant::now();
+        for (r, got) in w.agree(&[0, 1], Duration::from_secs(20)).into_iter().enumerate() {
+            let want = Survivors { number: 0, ranks: vec![0, 2], repeated: false };
+            assert_eq!(got.unwrap(), want, "endpoint {r}, agreeing when it was given up: {agreeing}");
+        }
+        assert!(t.elapsed() < Duration::from_secs(10), "{:?}", t.elapsed());
+        // The links were full and are there: should it read on, it gets everything, and last why it is alone, by whoever
+        // was the first to give it up.
+        let reasons: usize = [&mut to_a, &mut to_b].into_iter().map(|peer| read_on(peer, MUCH)).sum();
+        assert!(reasons > 0);
+    }
+}
+
+/// Reads a message of so many bytes, and what comes after it: the number of aborts.
+fn read_on(peer: &mut UnixStream, message: usize) -> usize {
+    let (mut read, mut aborts) = (0, 0);
+    let mut until = Instant::now() + Duration::from_secs(10);
+    peer.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
+    loop {
+        let mut head = [0u8; HEADER];
+        let got = peer.read_exact(&mut head);
+        if read == message && (got.is_err() || Instant::now() > until) {
+            return aborts;
+        }
+        assert!(got.is_ok() && Instant::now() < until, "{got:?} after {read} bytes");
+        let mut payload = vec![0; u32::from_le_bytes(head[4..8].try_into().unwrap()) as usize];
+        peer.read_exact(&mut payload).unwrap();
+        match head[3] {
+            CONTROL => {
+                read += payload.len();
+                // Who has heard of it from the other one goes on to send heartbeats.
+                if read == message {
+                    until = Instant::now() + Duration::from_secs(1);
+                }
+            }
+            ABORT => {
+                assert_eq!(read, message, "the link was not full");
+                aborts += 1;
+            }
+            // Heartbeats, and what the agreement had to say.
+            _ => {}
+        }
+    }
 }

@@ -13,7 +13,7 @@ use comm_core::{CommOptions, Communicator, Error, Result, op};
 use comm_store::{TcpStoreServer, TcpStoreServerOptions, env};
 
 use crate::draw::Draw;
-use crate::judge::{Culprits, judge};
+use crate::judge::named;
 use crate::leaks::{ALLOCATOR, Leaks, RUN};
 use crate::{Tally, vocabulary};
 
@@ -271,8 +271,7 @@ fn failed(comm: &Communicator, seed: u64, call: &str, e: &Error) -> Result<()> {
         std::thread::sleep(Duration::from_millis(1));
     };
     let whole = e.context().comm.as_deref() == Some(comm.name());
-    let own = judge(if whole { e } else { &cause }, &Culprits::any(comm.size()));
-    match own.named {
+    match named(if whole { e } else { &cause }) {
         Some(r) => say(&format!("ERROR {at} {r} {call}: {e}")),
         None => say(&format!("ERROR {at} nobody {call}: {e}; {cause}")),
     }

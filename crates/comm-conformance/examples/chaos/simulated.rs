@@ -1,16 +1,16 @@
 //! Chaos in simulations: a seed decides on the world, the program, the network, the faults, and the order of everything.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use backend_sim::{Ended, Fault, Faults, Network, Outcome, Simulation, When};
+use backend_sim::{Ended, Fault, Faults, Happened, Network, Outcome, Simulation, When};
 use comm_conformance::{Played, Program};
-use comm_core::{CommOptions, Communicator, Error, Result, op};
+use comm_core::{CommOptions, Communicator, Error, ErrorKind, Result, op};
 use parking_lot::Mutex;
 
 use crate::draw::Draw;
-use crate::judge::{Culprits, judge};
+use crate::judge::Guilt;
 use crate::{Tally, vocabulary};
 
 /// Virtual times: of a call, of the silence that makes a rank dead, of everything.
@@ -47,10 +47,20 @@ struct Fared {
     played: Played,
     /// The root communicator's first cause.
     cause: Option<Error>,
-    /// After a failure: the size of the world of survivors and what was wrong there, or why there is none.
-    after: Option<Result<(usize, Vec<String>)>>,
+    /// After a failure.
+    after: Option<After>,
     /// After a program that went through.
     finalized: Option<Result<()>>,
+}
+
+/// How a rank fared after a failure.
+struct After {
+    /// The ranks of the world that have agreed on each other, as far as this one has heard.
+    survivors: Option<Vec<usize>>,
+    /// They have had a world of their own.
+    formed: bool,
+    /// What was wrong there, or why it came to no end.
+    end: Result<Vec<String>>,
 }
 
 fn plan(seed: u64) -> Plan {
@@ -105,7 +115,7 @@ pub(crate) fn run(seeds: u64, first: u64, tally: &mut Tally) {
                 faults += outcome.faults.len();
                 for fared in outcome.ranks.iter().filter_map(Ended::value) {
                     failed += usize::from(fared.played.failed.is_some());
-                    shrunk += usize::from(matches!(&fared.after, Some(Ok(_))));
+                    shrunk += usize::from(fared.after.as_ref().is_some_and(|a| a.end.is_ok()));
                 }
                 let verdict = check(&plan, &outcome);
                 tally.note(verdict.map_err(|e| format!("{e}\n  {}", told(seed, &plan, &outcome))));
@@ -159,16 +169,22 @@ fn rank(comm: &Communicator, seed: u64, steps: usize, deed: Deed, handles: &Hand
         return Fared { played, cause: None, after: None, finalized: Some(finalized) };
     }
     let cause = comm.cause();
-    let smaller = if deed.regroups { regroup(comm, seed, handles) } else { comm.shrink(TIMEOUT) };
-    let after = smaller.and_then(|smaller| go_on(&smaller, seed));
+    let mut after = After { survivors: None, formed: false, end: Ok(Vec::new()) };
+    let smaller = if deed.regroups { regroup(comm, seed, handles, &mut after) } else { comm.shrink(TIMEOUT) };
+    after.end = smaller.and_then(|smaller| {
+        after.formed = true;
+        after.survivors.get_or_insert_with(|| smaller.ranks().to_vec());
+        go_on(&smaller, seed)
+    });
     Fared { played, cause, after: Some(after), finalized: None }
 }
 
 /// A new membership of the survivors: each leaves its handle before they agree on who they are.
-fn regroup(comm: &Communicator, seed: u64, handles: &Handles) -> Result<Communicator> {
+fn regroup(comm: &Communicator, seed: u64, handles: &Handles, after: &mut After) -> Result<Communicator> {
     let own = comm.init_handle()?;
     handles.lock().insert(comm.rank(), own);
     let survivors = comm.agree_survivors(TIMEOUT)?;
+    after.survivors = Some(survivors.clone());
     let list: Vec<String> = {
         let handles = handles.lock();
         survivors.iter().filter_map(|r| handles.get(r).cloned()).collect()
@@ -183,8 +199,8 @@ fn regroup(comm: &Communicator, seed: u64, handles: &Handles) -> Result<Communic
     Ok(new)
 }
 
-/// The survivors' world works.
-fn go_on(smaller: &Communicator, seed: u64) -> Result<(usize, Vec<String>)> {
+/// The survivors' world works: what is wrong there.
+fn go_on(smaller: &Communicator, seed: u64) -> Result<Vec<String>> {
     let n = smaller.size() as i64;
     let mut sum = [smaller.rank() as i64 + 1, 1];
     smaller.all_reduce(&mut sum, op::Sum)?;
@@ -199,48 +215,56 @@ fn go_on(smaller: &Communicator, seed: u64) -> Result<(usize, Vec<String>)> {
         return Err(e);
     }
     smaller.finalize(TIMEOUT)?;
-    Ok((smaller.size(), wrong))
+    Ok(wrong)
 }
 
-/// Faults after which everything goes well all the same.
-fn is_harmless(f: &Fault) -> bool {
-    match f {
-        Fault::Delay { .. } => true,
-        Fault::Pause { length, .. } => *length < HEARTBEAT,
-        _ => false,
+/// What has happened to the world, and, if `after` says so, to that of its survivors, by ranks of the first.
+fn guilt(plan: &Plan, happened: &[Happened], ranks: &[Ended<Fared>], after: bool) -> Guilt {
+    let mut g = Guilt { aborts: plan.deed.aborts.map(|(who, _)| (who, CALLED_OFF)), ..Guilt::default() };
+    // Stops of a rank that follow each other closely are one.
+    let mut stops: BTreeMap<usize, (Duration, Duration)> = BTreeMap::new();
+    for h in happened {
+        match h.fault {
+            Fault::Drop { from, to, .. } | Fault::Duplicate { from, to, .. } | Fault::Corrupt { from, to, .. } => {
+                g.damaged.insert((from, to));
+            }
+            Fault::Cut { from, to } => {
+                g.cut.insert((from, to));
+            }
+            Fault::Disconnect { a, b } => {
+                g.parted.insert((a, b));
+            }
+            Fault::Kill { rank } => {
+                g.killed.insert(rank);
+            }
+            Fault::Pause { rank, length } => {
+                let at = Duration::from_nanos(h.at.0);
+                let stop = stops.entry(rank).or_insert((at, at));
+                if at > stop.1 + HEARTBEAT / 2 {
+                    *stop = (at, at);
+                }
+                stop.1 = stop.1.max(at + length);
+                if stop.1 - stop.0 >= HEARTBEAT {
+                    g.silent.insert(rank);
+                }
+            }
+            // Delays harm nobody.
+            _ => {}
+        }
     }
-}
-
-/// The ranks that a fault is about.
-fn about(f: &Fault) -> Vec<usize> {
-    match *f {
-        Fault::Drop { from, to, .. }
-        | Fault::Duplicate { from, to, .. }
-        | Fault::Corrupt { from, to, .. }
-        | Fault::Delay { from, to, .. }
-        | Fault::Cut { from, to } => vec![from, to],
-        Fault::Disconnect { a, b } => vec![a, b],
-        Fault::Kill { rank } | Fault::Pause { rank, .. } => vec![rank],
-        _ => Vec::new(),
-    }
+    let left = |f: &Fared| match &f.after {
+        Some(a) => !after || a.end.is_err(),
+        None => matches!(f.finalized, Some(Err(_))),
+    };
+    g.left = (0..ranks.len()).filter(|r| ranks[*r].value().is_some_and(left)).collect();
+    g
 }
 
 fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
     if let Some((trouble, waits)) = &outcome.trouble {
         return Err(format!("{trouble}: {}", waits.join("; ")));
     }
-    let bad: Vec<&Fault> = outcome.faults.iter().map(|h| &h.fault).filter(|f| !is_harmless(f)).collect();
-    let mut culprits = Culprits(bad.iter().flat_map(|f| about(f)).collect());
-    culprits.0.extend(plan.deed.aborts.map(|(who, _)| who));
-    let killed: Vec<usize> =
-        bad.iter().filter_map(|f| if let Fault::Kill { rank } = f { Some(*rank) } else { None }).collect();
-    let only_kills = killed.len() == bad.len();
-    // Among the survivors of a first failure, ranks are others.
-    let renumbered = |e: &Error| e.context().rank.is_some_and(|(_, n)| n < plan.size);
-    // The second may happen while the survivors of the first find together.
-    let several = killed.len() + usize::from(plan.deed.aborts.is_some()) > 1;
-    // Others have ended their programs before, and left.
-    let looking = outcome.ranks.iter().filter_map(Ended::value).filter(|f| f.after.is_some()).count();
+    let [first, second] = [false, true].map(|after| guilt(plan, &outcome.faults, &outcome.ranks, after));
     for (r, ended) in outcome.ranks.iter().enumerate() {
         let fared = match ended {
             Ended::Value(f) => f,
@@ -248,32 +272,76 @@ fn check(plan: &Plan, outcome: &Outcome<Fared>) -> std::result::Result<(), Strin
             Ended::Panic(p) => return Err(format!("rank {r} panicked: {p}")),
             other => return Err(format!("rank {r} ended as {}", short(other))),
         };
-        let after = fared.after.as_ref().and_then(|a| a.as_ref().ok());
-        if let Some(w) = fared.played.wrong.iter().chain(after.into_iter().flat_map(|a| &a.1)).next() {
+        let later = fared.after.as_ref().and_then(|a| a.end.as_ref().ok());
+        if let Some(w) = fared.played.wrong.iter().chain(later.into_iter().flatten()).next() {
             return Err(format!("rank {r}: {w}"));
         }
         let failures = fared.played.failed.iter().map(|(call, e)| (call.as_str(), e));
         let failures = failures.chain(fared.cause.iter().map(|e| ("cause", e)));
         let ended = fared.finalized.iter().filter_map(|f| f.as_ref().err()).map(|e| ("finalize", e));
         for (call, e) in failures.chain(ended) {
-            if culprits.0.is_empty() {
+            if first.is_none() {
                 return Err(format!("rank {r}: nothing happened, yet {call}: {e}"));
             }
             // Ranks of children are numbered otherwise; the cause of the whole is looked at as well.
             let whole = e.context().comm.as_deref() == Some("chaos");
-            if whole && !judge(e, &culprits).right {
-                return Err(format!("rank {r} blames what it should not, {call}: {e}"));
+            let verdict = if whole { first.judge(r, e).map(drop) } else { first.fits(plan.size, e) };
+            verdict.map_err(|why| format!("rank {r}, {call}: {e}: {why}"))?;
+        }
+        if let Some(after) = &fared.after {
+            agreed(r, after, &first, outcome)?;
+            if let Err(e) = &after.end {
+                judge_after(plan, r, after, &second, e).map_err(|why| format!("rank {r}, afterwards: {e}: {why}"))?;
             }
         }
-        // Where one rank was killed and nothing else happened, those whose programs failed find together again.
-        if only_kills && let Some(after) = &fared.after {
-            match after {
-                Ok((n, _)) if *n == looking || several => {}
-                Ok((n, _)) => return Err(format!("rank {r} is one of {n} survivors, not {looking}")),
-                Err(e) if several && (renumbered(e) || judge(e, &culprits).right) => {}
-                Err(e) => return Err(format!("rank {r} did not find the survivors: {e}")),
-            }
+    }
+    Ok(())
+}
+
+/// Judges why a rank has not got through with the survivors.
+fn judge_after(plan: &Plan, r: usize, after: &After, guilt: &Guilt, e: &Error) -> std::result::Result<(), String> {
+    let whole = e.context().comm.as_deref() == Some("chaos");
+    if !whole {
+        return guilt.fits(plan.size, e);
+    }
+    // What others have lost is only known to be lost here, not how.
+    if let (ErrorKind::PeerFailed { rank, .. }, None) = (e.kind(), &after.survivors)
+        && guilt.can_be_lost(*rank)
+        && *rank != r
+    {
+        return Ok(());
+    }
+    match (&after.survivors, e.context().rank) {
+        (_, Some((_, size))) if size == plan.size => guilt.judge(r, e).map(drop),
+        // Those who had agreed are numbered in their order.
+        (Some(list), Some((me, size))) if size == list.len() && list.get(me) == Some(&r) => {
+            guilt.among(list).judge(me, e).map(drop)
         }
+        (list, numbers) => Err(format!("it comes from {numbers:?} where {list:?} have agreed")),
+    }
+}
+
+/// The survivors that a rank has found have found the same, and nobody is left out to whom nothing has happened.
+fn agreed(r: usize, after: &After, guilt: &Guilt, outcome: &Outcome<Fared>) -> std::result::Result<(), String> {
+    let Some(list) = &after.survivors else { return Ok(()) };
+    if !list.contains(&r) {
+        return Err(format!("rank {r} is none of its survivors, {list:?}"));
+    }
+    let looking = |s: usize| outcome.ranks[s].value().and_then(|f| f.after.as_ref());
+    for s in 0..outcome.ranks.len() {
+        let Some(other) = looking(s) else { continue };
+        match &other.survivors {
+            Some(theirs) if list.contains(&s) && after.formed && other.formed && theirs != list => {
+                return Err(format!("rank {r} has found {list:?}, rank {s} {theirs:?}"));
+            }
+            _ if list.contains(&s) || guilt.can_be_lost(s) => {}
+            _ => return Err(format!("rank {r} has found {list:?}, without rank {s}, to which nothing has happened")),
+        }
+    }
+    // Who has got to its end, or is dead when they find each other, is none of them; nor is anybody who never was.
+    let distinct: BTreeSet<usize> = list.iter().copied().collect();
+    if distinct.len() != list.len() || list.iter().any(|s| *s >= outcome.ranks.len()) {
+        return Err(format!("rank {r} has found {list:?}"));
     }
     Ok(())
 }
@@ -298,8 +366,8 @@ fn told(seed: u64, plan: &Plan, outcome: &Outcome<Fared>) -> String {
                 let failed = f.played.failed.as_ref().map_or_else(|| "all".into(), |(c, e)| format!("{c}: {e}"));
                 let after = match &f.after {
                     None => String::new(),
-                    Some(Ok((n, _))) => format!(", then one of {n}"),
-                    Some(Err(e)) => format!(", then {e}"),
+                    Some(After { survivors, end: Ok(_), .. }) => format!(", then one of {survivors:?}"),
+                    Some(After { survivors, end: Err(e), .. }) => format!(", then ({survivors:?}) {e}"),
                 };
                 let end = match &f.finalized {
                     None => String::new(),

@@ -216,7 +216,9 @@ impl State {
             Kind::Abort => match postcard::from_bytes::<Failure>(&payload) {
                 // Who hears of it first tells those whom the first ones cannot.
                 Ok(f) => {
-                    let pass_on = self.group(g).is_some_and(|g| g.sparse);
+                    let Some(group) = self.group_mut(g) else { return };
+                    group.given_up |= f.names(group.rank);
+                    let pass_on = group.sparse;
                     self.fail(g, f, pass_on);
                 }
                 Err(_) => self.corrupt(p, "an abort frame that cannot be read".into()),

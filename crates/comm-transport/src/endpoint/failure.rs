@@ -23,6 +23,13 @@ pub(crate) struct Failure {
     pub(super) calls: Option<(u64, Vec<(usize, OpDesc)>)>,
 }
 
+impl Failure {
+    /// Whether it is the loss of `rank`.
+    pub(super) fn names(&self, rank: usize) -> bool {
+        matches!(self.error.kind(), ErrorKind::PeerFailed { rank: lost, .. } if *lost == rank)
+    }
+}
+
 /// An operation that waits for a member that has finalized.
 #[derive(Clone, Copy)]
 pub(crate) struct Forsaken {
@@ -259,6 +266,16 @@ impl State {
             }
             Some(_) => self.fail_if_needed(g, p, rank),
         }
+    }
+
+    /// `p` is given up in a group that has failed with something else, which tells nobody anything new: it itself has to
+    /// know, or it finds itself alone and takes itself for the only survivor.
+    pub(super) fn tell_given_up(&mut self, g: usize, p: usize) {
+        let Some(group) = self.group(g).filter(|g| g.failed.is_some() && !g.over) else { return };
+        let Some(rank) = group.rank_of(p) else { return };
+        let error = ErrorKind::PeerFailed { rank, cause: PeerCause::NoHeartbeat }.into();
+        let failure = Failure { origin: group.rank, error, calls: None };
+        self.tell_failure_to(g, &failure, &[p]);
     }
 
     /// A member has said goodbye: calls that still wait for it fail; others may go on.

@@ -307,6 +307,7 @@ impl State {
         );
         // Before the link is closed: should it only have slept, it finds out why it is alone.
         for g in self.groups_of(p) {
+            self.tell_given_up(g, p);
             self.blame(g, p, PeerCause::NoHeartbeat);
         }
         if self.peers[p].tx.control_flushed() {

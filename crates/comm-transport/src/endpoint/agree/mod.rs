@@ -99,13 +99,6 @@ impl Endpoint {
 }
 
 impl Group {
-    /// Whether the group has failed, as another member says, because this one was taken for dead.
-    fn was_given_up(&self) -> bool {
-        let given_up =
-            |e: &comm_core::Error| matches!(e.kind(), ErrorKind::PeerFailed { rank, .. } if *rank == self.rank);
-        self.failed.as_ref().is_some_and(|f| f.origin != self.rank && given_up(&f.error))
-    }
-
     fn last_survivors(&self) -> Option<Survivors> {
         let (number, set, repeated) = self.agreement.last()?;
         Some(Survivors { number, ranks: set.iter().collect(), repeated })
@@ -127,7 +120,7 @@ impl State {
         let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1) };
         let result = match decision {
             // One that the others have given up, while it was stopped or cut off, and that finds nobody of them.
-            Some((_, set)) if set.iter().eq([rank]) && group.was_given_up() => Some(Err(stale().into())),
+            Some((_, set)) if set.iter().eq([rank]) && group.given_up => Some(Err(stale().into())),
             Some((_, set)) if set.has(rank) => group.last_survivors().map(Ok),
             None if !group.agreement.is_out() => None,
             _ => Some(Err(stale().into())),
