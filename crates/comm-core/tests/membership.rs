@@ -57,7 +57,7 @@ impl Log {
 }
 
 fn is_stale(e: &Error, ours: u32, theirs: u32) -> bool {
-    *e.kind() == ErrorKind::StaleGeneration { ours, theirs }
+    *e.kind() == ErrorKind::StaleGeneration { ours, theirs, rank: None }
 }
 
 #[test]

@@ -317,6 +317,12 @@ impl Endpoint {
         self.on_group(g, |st, g| st.fail_group(g, cause.clone(), true));
     }
 
+    /// Another membership, of generation `theirs`, has taken a group's place for this rank. What it has open here ends with
+    /// `StaleGeneration`; the other members' calls that need this rank end so as well, and name it.
+    pub fn leave_for(&self, g: GroupId, theirs: u32) {
+        self.on_group(g, |st, g| st.leave_for(g, theirs));
+    }
+
     /// The error that a group has failed with.
     #[must_use]
     pub fn failure(&self, g: GroupId) -> Option<Error> {

@@ -124,7 +124,7 @@ impl State {
         group.agreement.call();
         let decision = group.agreement.take();
         let (rank, ours) = (group.rank, group.generation);
-        let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1) };
+        let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1), rank: None };
         let result = match decision {
             // One that the others have given up, while it was stopped or cut off, and that finds nobody of them.
             Some((_, set)) if set.iter().eq([rank]) && group.was_given_up() => Some(Err(stale().into())),
