@@ -17,6 +17,8 @@
 mod dial;
 mod guest;
 mod probe;
+#[cfg(test)]
+mod refusals;
 mod stream;
 #[cfg(test)]
 mod tests;

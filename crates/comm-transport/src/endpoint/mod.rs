@@ -35,7 +35,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time, check_outside_operator};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::agree::Survivors;
 use self::flight::Flight;
@@ -233,9 +233,8 @@ impl Endpoint {
         timeout: Duration,
         task: &mut dyn Task,
     ) -> Result<()> {
-        let mut st = self.state.lock();
-        let opened = check(&st, g).and_then(|g| st.open_op(g, seq, desc, timeout));
-        let op = match opened {
+        let (mut st, index) = self.enter(g)?;
+        let op = match st.open_op(index, seq, desc, timeout) {
             Ok(op) => op,
             Err(e) => {
                 self.settle(st);
@@ -377,16 +376,25 @@ impl Endpoint {
     pub fn recv_control(&self, g: GroupId, peer: usize, tag: u32, timeout: Duration) -> Result<Vec<u8>> {
         check_outside_operator()?;
         let start = self.clock().now();
-        let st = self.state.lock();
-        let index = match check(&st, g) {
-            Ok(i) => i,
-            Err(e) => {
-                self.settle(st);
-                return Err(e);
-            }
-        };
+        let (st, index) = self.enter(g)?;
         let got = self.drive(st, Some(start.after(timeout)), |st| st.take_message(index, peer, tag));
         got.unwrap_or_else(|| Err(self.timeout(start, vec![peer])))
+    }
+
+    /// The endpoint's state, to go on with, and a group's place in it.
+    ///
+    /// # Errors
+    ///
+    /// `Finalized` when the group is gone.
+    fn enter(&self, g: GroupId) -> Result<(MutexGuard<'_, State>, usize)> {
+        let st = self.state.lock();
+        match check(&st, g) {
+            Ok(index) => Ok((st, index)),
+            Err(e) => {
+                self.settle(st);
+                Err(e)
+            }
+        }
     }
 
     fn timeout(&self, start: Time, missing: Vec<usize>) -> Error {
@@ -406,14 +414,7 @@ impl Endpoint {
     /// The group's failure; `PeerFailed` when a member left without finalizing; `Timeout`.
     pub fn finalize(&self, g: GroupId, timeout: Duration) -> Result<()> {
         let start = self.clock().now();
-        let mut st = self.state.lock();
-        let index = match check(&st, g) {
-            Ok(i) => i,
-            Err(e) => {
-                self.settle(st);
-                return Err(e);
-            }
-        };
+        let (mut st, index) = self.enter(g)?;
         // What the group has failed with must be read before saying goodbye ends it.
         let failed = st.group(index).filter(|g| g.failed.is_some()).map(|_| st.localized_at_finalize(index));
         if let Some(e) = failed {

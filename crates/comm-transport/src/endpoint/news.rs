@@ -345,3 +345,18 @@ fn frames(news: &[Fact]) -> Vec<Vec<u8>> {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_read_as_they_were_written() {
+        let left = [Gone::Closed, Gone::Finalized, Gone::Moved(0), Gone::Moved(u32::MAX)].map(End::Left);
+        for end in left.into_iter().chain([End::Farewell, End::LastWord]) {
+            assert_eq!(End::from(u64::from(end)), end);
+        }
+        // A peer may send any number.
+        assert_eq!(End::from(u64::MAX), End::Left(Gone::Moved(u32::MAX)));
+    }
+}

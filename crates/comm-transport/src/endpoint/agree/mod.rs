@@ -52,14 +52,7 @@ impl Endpoint {
         let until = start.after(timeout);
         let pause = ASK_AFTER.min(timeout / 4).max(Duration::from_millis(1));
         loop {
-            let st = self.state.lock();
-            let index = match check(&st, g) {
-                Ok(i) => i,
-                Err(e) => {
-                    self.settle(st);
-                    return Err(e);
-                }
-            };
+            let (st, index) = self.enter(g)?;
             let now = st.now();
             if let Some(r) = self.drive(st, Some(until.min(now.after(pause))), |st| st.survivors(index)) {
                 return r;
