@@ -257,7 +257,7 @@ fn finalize_waits_for_a_reconfigure() {
         let made = comm.reconfigure_async(1, ["a", "b"], LONG, &[]).unwrap();
         std::thread::scope(|s| {
             let ends = s.spawn(|| comm.finalize(LONG));
-            while comm.init_handle().is_ok() {
+            while comm.init_handle().unwrap_err().kind() != &ErrorKind::Finalized {
                 std::thread::yield_now();
             }
             assert_eq!((old.closes.load(SeqCst), old.finalizes.load(SeqCst)), (0, 0));
