@@ -51,7 +51,7 @@ pub(crate) fn join(
         }
         Arc::clone(meeting)
     };
-    let share = meeting.wait(rank, clock, until, |_| None, |arrived| missing(name, arrived));
+    let share = meeting.wait(rank, clock, until, |_| None, |arrived| missing(name, size, arrived));
     // The name is free again for the next world.
     let mut open = open().lock();
     if open.get(name).is_some_and(|(_, m)| Arc::ptr_eq(m, &meeting)) {
@@ -60,11 +60,10 @@ pub(crate) fn join(
     share
 }
 
-fn missing(name: &str, arrived: &[bool]) -> Error {
-    let ranks = |want: bool| arrived.iter().enumerate().filter(move |(_, a)| **a == want).map(|(r, _)| r);
+fn missing(name: &str, size: usize, arrived: &[usize]) -> Error {
     Error::new(ErrorKind::Bootstrap {
         what: format!("not all ranks joined world '{name}' in time"),
-        arrived: ranks(true).map(|r| format!("rank {r}")).collect(),
-        missing: ranks(false).collect(),
+        arrived: arrived.iter().map(|r| format!("rank {r}")).collect(),
+        missing: (0..size).filter(|r| !arrived.contains(r)).collect(),
     })
 }

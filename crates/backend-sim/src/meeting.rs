@@ -63,12 +63,16 @@ impl Meeting {
         true
     }
 
+    /// Those who are there.
+    pub(crate) fn arrived(&self) -> Vec<usize> {
+        self.state.lock().here()
+    }
+
     /// It comes to nothing, if it has not ended yet.
-    pub(crate) fn fail(&self, why: impl FnOnce(&[bool]) -> Error) {
+    pub(crate) fn fail(&self, why: Error) {
         let mut state = self.state.lock();
         if state.end.is_none() {
-            let e = why(&state.arrived);
-            state.finish(Err(e));
+            state.finish(Err(why));
         }
     }
 
@@ -78,8 +82,8 @@ impl Meeting {
         rank: usize,
         clock: &Arc<dyn Clock>,
         until: Time,
-        look: impl Fn(&[bool]) -> Option<Error>,
-        late: impl Fn(&[bool]) -> Error,
+        look: impl Fn(&[usize]) -> Option<Error>,
+        late: impl Fn(&[usize]) -> Error,
     ) -> Result<Share> {
         let parker = Arc::new(Parker::new());
         self.state.lock().waiting.push((Arc::clone(clock), Arc::clone(&parker)));
@@ -91,7 +95,7 @@ impl Meeting {
                 return share.ok_or_else(|| Error::invalid(format!("rank {rank} has taken its place already")));
             }
             let now = clock.now();
-            let vain = if now >= until { Some(late(&state.arrived)) } else { look(&state.arrived) };
+            let vain = if now >= until { Some(late(&state.here())) } else { look(&state.here()) };
             if let Some(e) = vain {
                 state.finish(Err(e));
                 continue;
@@ -104,6 +108,10 @@ impl Meeting {
 }
 
 impl State {
+    fn here(&self) -> Vec<usize> {
+        (0..self.arrived.len()).filter(|r| self.arrived[*r]).collect()
+    }
+
     fn finish(&mut self, end: Result<()>) {
         if end.is_err() {
             // Nobody gets anything of it.

@@ -6,9 +6,9 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use collectives::{
-    Common, EmptyBackend, Handle, Identity, Lineage, MESH_HINTS, MeshBackend, MeshOptions, Regroup, Roster,
+    Common, EmptyBackend, Handle, Identity, Lineage, MeshBackend, MeshOptions, Place, Refusal, Regroup, Roster,
 };
-use comm_core::{Backend, BackendInfo, CommOptions, Context, Error, ErrorKind, ReconfigureRequest, Result};
+use comm_core::{CommOptions, Error, ReconfigureRequest, Result};
 use comm_transport::Connect;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -29,8 +29,19 @@ struct Register {
     given: u64,
     /// Tokens of communicators that can be reconfigured, and the rank whose each is, as its ground knows it.
     homes: BTreeMap<u64, ground::Identity>,
+    /// What has become of communicators that cannot be reconfigured any more, by their numbers, as long as the newest of
+    /// each lives.
+    fates: BTreeMap<u64, Fate>,
     /// By the attempt's key.
-    meetings: HashMap<(u64, u64), Gathering>,
+    meetings: HashMap<u64, Gathering>,
+}
+
+/// Why nobody comes by the handles of a communicator.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Fate {
+    /// Its newest generation.
+    generation: u32,
+    finalized: bool,
 }
 
 /// An attempt under way.
@@ -38,7 +49,31 @@ struct Register {
 struct Gathering {
     meeting: Arc<Meeting>,
     connect: Connect,
-    roster: Arc<Roster<Place>>,
+    roster: Arc<Roster<Known>>,
+}
+
+impl Register {
+    /// The attempt of `roster` fails, because nobody can come as `away`.
+    fn without(&self, roster: &Roster<Known>, arrived: &[usize], away: Vec<usize>) -> Error {
+        let refusal = |r: &usize| {
+            let theirs = roster.members[*r].identity;
+            let fate = self.fates.get(&theirs.number)?;
+            match fate.generation {
+                now if now > theirs.generation => Some((*r, Refusal::Stale { now })),
+                _ => fate.finalized.then_some((*r, Refusal::Finalized)),
+            }
+        };
+        match away.iter().find_map(refusal) {
+            Some((rank, refusal)) => roster.refused(rank, refusal),
+            None => roster.failed(&gone(roster, &away), arrived, away),
+        }
+    }
+
+    /// Open attempts with the same uuid and other lists.
+    fn rivals(&self, roster: &Roster<Known>) -> Vec<Gathering> {
+        let same = |g: &&Gathering| g.roster.attempt == roster.attempt && g.roster.key != roster.key;
+        self.meetings.values().filter(same).filter(|g| !g.meeting.has_ended()).cloned().collect()
+    }
 }
 
 impl fmt::Debug for Town {
@@ -78,18 +113,25 @@ impl Town {
         let concerned: Vec<Gathering> = state.meetings.values().filter(concerned).cloned().collect();
         // An attempt that has ended is of no interest any more once one of its members cannot come.
         state.meetings.retain(|_, g| !(g.meeting.has_ended() && concerned_by(g)));
+        let missing = |g: &Gathering| g.roster.members.iter().position(|m| m.token == token).into_iter().collect();
+        let why = |g: &Gathering| state.without(&g.roster, &g.meeting.arrived(), missing(g));
+        let failed: Vec<(Gathering, Error)> = concerned.into_iter().map(|g| (g.clone(), why(&g))).collect();
         drop(state);
-        for g in concerned {
-            let rank = g.roster.members.iter().position(|m| m.token == token);
-            let missing: Vec<usize> = rank.into_iter().collect();
-            g.meeting.fail(|arrived| failed(&g.roster, &gone(&missing), arrived, missing));
+        for (g, e) in failed {
+            g.meeting.fail(e);
         }
     }
 }
 
 /// Where a communicator is found: the town knows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Place;
+struct Known;
+
+impl Place for Known {
+    fn host(&self) -> Option<&str> {
+        None
+    }
+}
 
 /// Known in the town as long as it lives.
 #[derive(Debug)]
@@ -128,18 +170,11 @@ impl SimRegroup {
 
     /// A communicator without members.
     pub(crate) fn empty(options: &CommOptions) -> Result<EmptyBackend> {
-        if options.rank.is_some() || options.size.is_some() {
-            let what = "a dynamic communicator has no rank and size before it is reconfigured: do not set them";
-            return Err(Error::invalid(what));
-        }
-        MeshOptions::of(options)?;
-        Common::of(options)?;
-        let mut info = BackendInfo::new("sim", 0, 0);
-        info.transport = "in-process".into();
-        info.hints = MESH_HINTS;
-        let (ground, who) = ground::here();
-        ground.check(who)?;
-        Ok(EmptyBackend::new(info, Arc::clone(&options.clock), Self::new(&ground, who, options)))
+        EmptyBackend::new("sim", "in-process", options, || {
+            let (ground, who) = ground::here();
+            ground.check(who)?;
+            Ok(Self::new(&ground, who, options))
+        })
     }
 
     fn open(&self) -> Result<Home> {
@@ -148,79 +183,103 @@ impl SimRegroup {
         // Frames always carry a checksum here, and nobody proves to know a secret.
         let common = Common { checksum: true, secret: false, ..Common::of(&self.options)? };
         let (identity, token) = (self.lineage.identity, town.number());
-        let handle = Handle { identity, token, common, place: Place }.write("sim")?;
+        let handle = Handle { identity, token, common, place: Known }.write("sim")?;
         town.state.lock().homes.insert(token, self.who);
         Ok(Home { town, token, handle })
     }
 
-    fn make(&self, request: &ReconfigureRequest, home: Option<&Home>) -> Result<MeshBackend> {
+    fn make(&self, request: &ReconfigureRequest, home: Option<&Home>) -> Result<(MeshBackend, u32)> {
         self.ground.check(self.who)?;
         let clock = &request.options.clock;
         let until = clock.now().after(request.timeout);
-        let roster = Roster::<Place>::read(request, "sim", self.lineage.identity, home.map(|h| h.token))?;
+        let roster = Roster::<Known>::read(request, "sim", self.lineage.identity, home.map(|h| h.token))?;
         let mesh = MeshOptions::of(&request.options)?;
-        let made = self.meet(&Arc::new(roster.clone()), &mesh, request, until);
-        made.map_err(|e| {
-            e.with_context(|| Context {
-                comm: Some(request.options.effective_name().into()),
-                rank: Some((roster.rank, roster.size())),
-                ..Context::default()
-            })
-        })
+        let roster = Arc::new(roster);
+        let made = self.meet(&roster, &mesh, request, until);
+        let made = made.map_err(|e| roster.in_call(e, &request.options))?;
+        self.become_of(Fate { generation: roster.generation, finalized: false });
+        Ok((made, roster.generation))
+    }
+
+    /// Who looks for this communicator hears what has become of it.
+    fn become_of(&self, fate: Fate) {
+        self.ground.town().state.lock().fates.insert(self.lineage.identity.number, fate);
+    }
+
+    /// The attempt of `roster`, and who its members are, as their ground knows them.
+    fn place(
+        &self,
+        state: &mut Register,
+        roster: &Arc<Roster<Known>>,
+        mesh: &MeshOptions,
+    ) -> Result<(Gathering, Vec<ground::Identity>)> {
+        let key = roster.key;
+        let away = |r: &usize| !state.homes.contains_key(&roster.members[*r].token);
+        let away: Vec<usize> = (0..roster.size()).filter(away).collect();
+        if !away.is_empty() {
+            return Err(state.without(roster, &[], away));
+        }
+        // Not what a handle says: that may be anything.
+        let members: Vec<ground::Identity> =
+            roster.members.iter().filter_map(|m| state.homes.get(&m.token).copied()).collect();
+        let make = || {
+            let meeting = Arc::new(Meeting::new(shares_on(&self.ground, &members, mesh.connect)));
+            Gathering { meeting, connect: mesh.connect, roster: Arc::clone(roster) }
+        };
+        // Who comes late hears what has become of the attempt; who has heard it begins another.
+        if state.meetings.get(&key).is_some_and(|g| g.meeting.is_over_for(roster.rank)) {
+            state.meetings.remove(&key);
+        }
+        Ok((state.meetings.entry(key).or_insert_with(make).clone(), members))
     }
 
     fn meet(
         &self,
-        roster: &Arc<Roster<Place>>,
+        roster: &Arc<Roster<Known>>,
         mesh: &MeshOptions,
         request: &ReconfigureRequest,
         until: comm_core::Time,
     ) -> Result<MeshBackend> {
         let town = self.ground.town();
-        let key = (roster.key, roster.nonce);
-        let (gathering, members) = {
+        let key = roster.key;
+        let (rivals, placed) = {
             let mut state = town.state.lock();
-            let away = |r: &usize| !state.homes.contains_key(&roster.members[*r].token);
-            let away: Vec<usize> = (0..roster.size()).filter(away).collect();
-            if !away.is_empty() {
-                return Err(failed(roster, &gone(&away), &[], away));
-            }
-            // Not what a handle says: that may be anything.
-            let members: Vec<ground::Identity> =
-                roster.members.iter().filter_map(|m| state.homes.get(&m.token).copied()).collect();
-            let make = || {
-                let meeting = Arc::new(Meeting::new(shares_on(&self.ground, &members, mesh.connect)));
-                Gathering { meeting, connect: mesh.connect, roster: Arc::clone(roster) }
-            };
-            // Who comes late hears what has become of the attempt; who has heard it begins another.
-            if state.meetings.get(&key).is_some_and(|g| g.meeting.is_over_for(roster.rank)) {
-                state.meetings.remove(&key);
-            }
-            (state.meetings.entry(key).or_insert_with(make).clone(), members)
+            let rivals = state.rivals(roster);
+            (rivals, self.place(&mut state, roster, mesh))
         };
+        for other in &rivals {
+            // They wait for this rank in vain.
+            if let Some(rank) = other.roster.rank_of(self.lineage.identity.number) {
+                other.meeting.fail(other.roster.refused(rank, Refusal::Differs));
+            }
+        }
+        let (gathering, members) = placed?;
         let meeting = &gathering.meeting;
+        // And this rank for one of them.
+        let whom = |r: &usize, g: &Gathering| roster.rank_of(g.roster.members[*r].identity.number);
+        if let Some(rank) = rivals.iter().find_map(|g| g.meeting.arrived().iter().find_map(|r| whom(r, g))) {
+            meeting.fail(roster.refused(rank, Refusal::Differs));
+        }
         if gathering.connect != mesh.connect {
             let (theirs, own, ours) = (gathering.connect, roster.rank, mesh.connect);
             let what = format!("members do not fit together: rank {own} says connect={ours}, others {theirs}");
-            meeting.fail(|arrived| failed(roster, &what, arrived, Vec::new()));
+            meeting.fail(roster.failed(&what, &meeting.arrived(), Vec::new()));
         }
         let share = if meeting.enter(roster.rank) {
             let killed = |r: &usize| self.ground.check(members[*r]).is_err();
-            let look = |arrived: &[bool]| {
+            let look = |arrived: &[usize]| {
                 let dead: Vec<usize> = (0..members.len()).filter(killed).collect();
-                (!dead.is_empty()).then(|| failed(roster, &gone(&dead), arrived, dead))
+                (!dead.is_empty()).then(|| roster.failed(&gone(roster, &dead), arrived, dead))
             };
-            let late = |arrived: &[bool]| {
-                let missing = (0..arrived.len()).filter(|r| !arrived[*r]).collect();
-                let what = "time was up before all had come; all members call reconfigure with the same uuid and the \
-                            same handles in the same order";
-                failed(roster, what, arrived, missing)
+            let late = |arrived: &[usize]| {
+                let missing: Vec<usize> = (0..members.len()).filter(|r| !arrived.contains(r)).collect();
+                roster.late(&roster.names(&missing), arrived, missing)
             };
             meeting.wait(roster.rank, &request.options.clock, until, look, late)
         } else {
             // The one before has come to nothing, and not all who were there have left.
             let what = "an earlier attempt with the same uuid has not ended for all";
-            Err(failed(roster, what, &[], Vec::new()))
+            Err(roster.failed(what, &[], Vec::new()))
         };
         let mut state = town.state.lock();
         if meeting.all_came() && state.meetings.get(&key).is_some_and(|g| Arc::ptr_eq(&g.meeting, meeting)) {
@@ -240,29 +299,32 @@ impl Regroup for SimRegroup {
     }
 
     fn gather(&self, request: &ReconfigureRequest) -> Result<MeshBackend> {
-        self.lineage.attempt(request.uuid, |home| {
-            let new = self.make(request, home)?;
-            let generation = new.info().generation;
-            Ok((new, generation))
-        })
+        self.lineage.attempt(request.uuid, |home| self.make(request, home))
     }
 
     fn branch(&self, name: &str, generation: u32) -> Arc<dyn Regroup> {
         let identity = Identity { number: self.ground.town().number(), generation };
         Self::at(&self.ground, self.who, &self.options.clone().name(name), identity)
     }
+
+    fn close(&self) {
+        self.become_of(Fate { generation: self.lineage.identity.generation, finalized: true });
+        // Its end tells those who wait.
+        drop(self.lineage.close());
+    }
 }
 
-fn gone(ranks: &[usize]) -> String {
-    let list: Vec<String> = ranks.iter().map(|r| format!("rank {r}")).collect();
-    let what = if ranks.len() == 1 { "is gone, or is" } else { "are gone, or are" };
-    format!("{} {what} part of a newer communicator", list.join(", "))
+impl Drop for SimRegroup {
+    fn drop(&mut self) {
+        let Identity { number, generation } = self.lineage.identity;
+        let town = self.ground.town();
+        let mut state = town.state.lock();
+        if state.fates.get(&number).is_some_and(|f| f.generation == generation) {
+            state.fates.remove(&number);
+        }
+    }
 }
 
-/// The attempt of `roster` has failed for lack of `missing`.
-fn failed(roster: &Roster<Place>, why: &str, arrived: &[bool], missing: Vec<usize>) -> Error {
-    let what = format!("the attempt to reconfigure, of {} members, has failed: {why}", roster.size());
-    let here = arrived.iter().enumerate().filter(|(r, a)| **a && !missing.contains(r));
-    let arrived = here.map(|(r, _)| format!("rank {r}")).collect();
-    Error::new(ErrorKind::Bootstrap { what, arrived, missing })
+fn gone(roster: &Roster<Known>, ranks: &[usize]) -> String {
+    format!("{} {}", roster.names(ranks), if ranks.len() == 1 { "is gone" } else { "are gone" })
 }

@@ -377,6 +377,11 @@ fn missing(n: usize, late: &'static [usize], strict: usize, connect: &str) {
         let ErrorKind::Timeout { missing, .. } = e.kind() else { panic!("rank {me}: {e}") };
         assert_eq!(missing, late, "rank {me}: {e}");
         assert!(e.to_string().contains("monitored_barrier #3"), "{e}");
+        // And so it stays.
+        for later in [comm.cause().unwrap(), comm.barrier().unwrap_err()] {
+            let ErrorKind::Timeout { missing, .. } = later.kind() else { panic!("rank {me}, later: {later}") };
+            assert_eq!(missing, late, "rank {me}, later: {later}");
+        }
         over.fetch_add(1, SeqCst);
         // Nobody leaves before the late ones have heard.
         until(&|| over.load(SeqCst) == n);

@@ -107,9 +107,10 @@ impl Seeker {
         };
         let seat = rendezvous.meet()?;
         let until = until.max(Instant::now() + timeout.min(CONNECT));
-        let me = Greeting { key: Fnv::hash(seat.key.as_bytes()), nonce: seat.nonce, from: rank as u32, to: 0, code: 0 };
+        let key = Fnv::hash(seat.key.as_bytes());
+        let me = Greeting { key, nonce: seat.nonce, from: rank as u32, ..Greeting::default() };
         let heartbeat = options.heartbeat_timeout;
-        let gathering = Gathering::open(Setup { me, size, secret, listener, heartbeat, until, patient: false })
+        let gathering = Gathering::open(Setup { me, size, secret, listener, heartbeat, until, members: None })
             .map_err(|e| rendezvous.report(&seat, e))?;
         Ok(World { rank, size, connect, filter, rendezvous, seat, gathering, near: BTreeMap::new(), until })
     }

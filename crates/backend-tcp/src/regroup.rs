@@ -10,16 +10,14 @@ use std::net::{Ipv6Addr, TcpListener};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use collectives::{
-    Common, EmptyBackend, Handle, Identity, Lineage, MESH_HINTS, MeshBackend, MeshOptions, Regroup, Roster,
-};
-use comm_core::{Backend, BackendInfo, CommOptions, Control, Error, ErrorKind, ReconfigureRequest, Result};
+use collectives::{Common, EmptyBackend, Handle, Identity, Lineage, MeshBackend, MeshOptions, Regroup, Roster};
+use comm_core::{BackendInfo, CommOptions, Control, Error, ErrorKind, ReconfigureRequest, Result};
 use comm_transport::GroupSpec;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::address::{Addresses, InterfaceFilter, candidates, listen, published};
-use crate::bootstrap::in_bootstrap;
-use crate::connector::{Gathering, Peer, Setup};
+use crate::connector::{Gathering, Member, Members, Peer, Setup, Standing};
 use crate::host::Host;
 use crate::life::{Fate, Life};
 use crate::records::{decode, encode, random};
@@ -53,10 +51,18 @@ struct Home {
     handle: String,
 }
 
+impl collectives::Place for Place {
+    fn host(&self) -> Option<&str> {
+        Some(&self.host.name)
+    }
+}
+
 /// A communicator's way to other memberships.
 #[derive(Debug)]
 pub(crate) struct TcpRegroup {
     lineage: Lineage<Home>,
+    /// What is left of its home when nobody comes by it any more: says so to those who knock.
+    notice: Mutex<Option<Gathering>>,
     /// Of the communicator; without store, rank and size.
     options: CommOptions,
 }
@@ -78,23 +84,15 @@ impl TcpRegroup {
     fn at(options: &CommOptions, identity: Identity) -> Arc<Self> {
         let mut options = options.clone();
         (options.store, options.rank, options.size) = (None, None, None);
-        Arc::new(Self { lineage: Lineage::new(identity), options })
+        Arc::new(Self { lineage: Lineage::new(identity), notice: Mutex::default(), options })
     }
 
     /// A communicator without members.
     pub(crate) fn empty(options: &CommOptions) -> Result<EmptyBackend> {
-        if options.rank.is_some() || options.size.is_some() {
-            let what = "a dynamic communicator has no rank and size before it is reconfigured: do not set them";
-            return Err(Error::invalid(what));
-        }
-        // What would be wrong at every attempt is said now.
-        MeshOptions::of(options)?;
-        Common::of(options)?;
-        InterfaceFilter::of(options.effective_interface().as_deref())?;
-        let mut info = BackendInfo::new("tcp", 0, 0);
-        info.transport = "sockets".into();
-        info.hints = MESH_HINTS;
-        Ok(EmptyBackend::new(info, Arc::clone(&options.clock), Self::new(options)))
+        EmptyBackend::new("tcp", "sockets", options, || {
+            InterfaceFilter::of(options.effective_interface().as_deref())?;
+            Ok(Self::new(options))
+        })
     }
 
     fn open(&self) -> Result<Home> {
@@ -108,19 +106,50 @@ impl TcpRegroup {
         Ok(Home { listener, place, token, handle })
     }
 
-    fn make(&self, request: &ReconfigureRequest, home: Option<&Home>) -> Result<MeshBackend> {
+    fn make(&self, request: &ReconfigureRequest, home: Option<&Home>) -> Result<(MeshBackend, u32)> {
         let until = Instant::now() + request.timeout.min(DAY);
         let roster = Roster::<Place>::read(request, "tcp", self.lineage.identity, home.map(|h| h.token))?;
         let mesh = MeshOptions::of(&request.options)?;
-        let attempt = Attempt { roster, options: &request.options, uuid: request.uuid, until };
-        let (rank, size) = (attempt.roster.rank, attempt.roster.size());
+        let attempt = Attempt { roster: Arc::new(roster), options: &request.options, until };
+        let next = Identity { generation: attempt.roster.generation, ..self.lineage.identity };
         let made = match home {
-            Some(home) if size > 1 => attempt.join(home, mesh),
+            Some(home) if attempt.roster.size() > 1 => attempt.join(home, mesh),
             _ => attempt.alone(mesh),
         };
-        let next = Identity { generation: attempt.roster.generation, ..self.lineage.identity };
-        let made = made.map(|m| m.with_regroup(Self::at(&request.options, next)));
-        made.map_err(|e| in_bootstrap(e, &request.options, rank, size))
+        let made = made.map_err(|e| attempt.roster.in_call(e, &request.options))?;
+        if let Some(home) = home.filter(|_| attempt.roster.size() == 1) {
+            self.leave_notice(home, Standing::Settled(next.generation));
+        }
+        Ok((made.with_regroup(Self::at(&request.options, next)), next.generation))
+    }
+
+    /// As long as this communicator lives, those who look for it hear what has become of it, if there are means for that: a
+    /// port that is closed says less, and not at once to other machines, where a firewall may have answered.
+    fn leave_notice(&self, home: &Home, standing: Standing) {
+        let Identity { number, generation } = self.lineage.identity;
+        let opened =
+            home.listener.try_clone().map_err(|e| Error::io("preparing the data port", &e)).and_then(|listener| {
+                Gathering::open(Setup {
+                    me: Greeting { who: number, generation, ..Greeting::default() },
+                    size: 1,
+                    secret: self.options.effective_secret()?,
+                    listener,
+                    heartbeat: Duration::MAX,
+                    until: Instant::now(),
+                    members: Some(Members {
+                        list: vec![Member { number, generation, token: home.token }],
+                        // Nobody is waited for.
+                        refused: Box::new(|_, _| ErrorKind::Finalized.into()),
+                    }),
+                })
+            });
+        match opened {
+            Ok(notice) => {
+                notice.settle(standing);
+                *self.notice.lock() = Some(notice);
+            }
+            Err(e) => tracing::warn!(error = %e, "a home is closed without a notice"),
+        }
     }
 }
 
@@ -130,23 +159,24 @@ impl Regroup for TcpRegroup {
     }
 
     fn gather(&self, request: &ReconfigureRequest) -> Result<MeshBackend> {
-        self.lineage.attempt(request.uuid, |home| {
-            let new = self.make(request, home)?;
-            let generation = new.info().generation;
-            Ok((new, generation))
-        })
+        self.lineage.attempt(request.uuid, |home| self.make(request, home))
     }
 
     fn branch(&self, name: &str, generation: u32) -> Arc<dyn Regroup> {
         Self::at(&self.options.clone().name(name), Identity { number: random(), generation })
     }
+
+    fn close(&self) {
+        if let Some(home) = self.lineage.close() {
+            self.leave_notice(&home, Standing::Finalized);
+        }
+    }
 }
 
 /// An attempt to bring all members together.
 struct Attempt<'a> {
-    roster: Roster<Place>,
+    roster: Arc<Roster<Place>>,
     options: &'a CommOptions,
-    uuid: u64,
     until: Instant,
 }
 
@@ -183,12 +213,20 @@ impl Attempt<'_> {
         self.look_for_the_dead(home)?;
         let (rank, size) = (self.roster.rank, self.roster.size());
         let listener = home.listener.try_clone().map_err(|e| Error::io("preparing the data port", &e))?;
-        let (key, nonce) = (self.roster.key, self.roster.nonce);
-        let me = Greeting { key, nonce, from: rank as u32, to: 0, code: 0 };
+        let Identity { number: who, generation } = self.roster.members[rank].identity;
+        let (key, nonce) = (self.roster.attempt, self.roster.key);
+        let me = Greeting { key, nonce, from: rank as u32, who, generation, ..Greeting::default() };
         let secret = self.options.effective_secret()?;
         let until = self.until + LONGER;
         let heartbeat = self.options.heartbeat_timeout;
-        let setup = Setup { me, size, secret, listener, heartbeat, until, patient: true };
+        let member = |h: &Handle<Place>| {
+            let Identity { number, generation } = h.identity;
+            Member { number, generation, token: h.token }
+        };
+        let roster = Arc::clone(&self.roster);
+        let refused = Box::new(move |rank, refusal| roster.refused(rank, refusal));
+        let members = Some(Members { list: self.roster.members.iter().map(member).collect(), refused });
+        let setup = Setup { me, size, secret, listener, heartbeat, until, members };
         let mut gathering = Gathering::open(setup)?;
         let filter = InterfaceFilter::of(self.options.effective_interface().as_deref())?;
         let peer = |p: &Place| {
@@ -217,6 +255,8 @@ impl Attempt<'_> {
             })?;
             let info = self.info();
             endpoint.set_patience(crate::patience(info.local_size));
+            // Who comes now by this rank's handle comes too late.
+            gathering.settle(Standing::Settled(self.generation()));
             Ok(info)
         })
     }
@@ -230,7 +270,7 @@ impl Attempt<'_> {
             return Ok(());
         }
         let ended = if dead.len() == 1 { "its process has ended" } else { "their processes have ended" };
-        Err(self.failed(&format!("{} cannot come: {ended}", self.names(&dead)), &[], dead))
+        Err(self.roster.failed(&format!("{} cannot come: {ended}", self.roster.names(&dead)), &[], dead))
     }
 
     /// All are there: shows it to each, and that they want the same.
@@ -246,7 +286,7 @@ impl Attempt<'_> {
             if theirs.connect != connect {
                 let own = self.roster.rank;
                 let what = format!("rank {own} says connect={connect}, rank {r} says connect={}", theirs.connect);
-                return Err(self.failed(&format!("members do not fit together: {what}"), &[], Vec::new()));
+                return Err(self.roster.failed(&format!("members do not fit together: {what}"), &[], Vec::new()));
             }
         }
         Ok(())
@@ -257,51 +297,24 @@ impl Attempt<'_> {
         match e.kind() {
             ErrorKind::PeerFailed { rank, .. } => {
                 let why = gathering.lost(*rank).unwrap_or_else(|| e.kind().to_string());
-                let what = format!("{} is gone, or has given up: {why}", self.names(&[*rank]));
-                self.failed(&what, here, vec![*rank])
+                let what = format!("{} is gone, or has given up: {why}", self.roster.names(&[*rank]));
+                self.roster.failed(&what, here, vec![*rank])
             }
             ErrorKind::Timeout { missing, .. } => {
                 let missing: Vec<usize> = missing.iter().copied().filter(|r| !here.contains(r)).collect();
                 if missing.is_empty() {
                     let what = "time was up while those who had come waited for others, or for news of each other";
-                    return self.failed(what, here, missing);
+                    return self.roster.failed(what, here, missing);
                 }
                 let why = |r: &usize| gathering.trouble(*r).map_or_else(String::new, |w| format!(" ({w})"));
-                let mut who: Vec<String> = missing.iter().take(SHOWN).map(|r| self.names(&[*r]) + &why(r)).collect();
+                let mut who: Vec<String> =
+                    missing.iter().take(SHOWN).map(|r| self.roster.names(&[*r]) + &why(r)).collect();
                 if missing.len() > SHOWN {
                     who.push(format!("{} more", missing.len() - SHOWN));
                 }
-                let what = format!(
-                    "time was up before {} had come; all members call reconfigure with the same uuid and the same \
-                     handles in the same order",
-                    who.join(", ")
-                );
-                self.failed(&what, here, missing)
+                self.roster.late(&who.join(", "), here, missing)
             }
             _ => e.clone(),
         }
-    }
-
-    /// This attempt has failed for lack of `missing`, while `here` were there.
-    fn failed(&self, why: &str, here: &[usize], missing: Vec<usize>) -> Error {
-        let what = format!("attempt {} to reconfigure, of {} members: {why}", self.uuid, self.roster.size());
-        let mut here: Vec<usize> = here.iter().chain([&self.roster.rank]).copied().collect();
-        here.retain(|r| !missing.contains(r));
-        here.sort_unstable();
-        let arrived = here.into_iter().take(4 * SHOWN).map(|r| self.names(&[r])).collect();
-        Error::new(ErrorKind::Bootstrap { what, arrived, missing })
-    }
-
-    fn names(&self, ranks: &[usize]) -> String {
-        let name = |r: &usize| {
-            // Somebody else's text.
-            let host: String = self.roster.members[*r].place.host.name.chars().take(64).collect();
-            format!("rank {r} on {host}")
-        };
-        let mut all: Vec<String> = ranks.iter().take(SHOWN).map(name).collect();
-        if ranks.len() > SHOWN {
-            all.push(format!("{} more", ranks.len() - SHOWN));
-        }
-        all.join(", ")
     }
 }

@@ -264,7 +264,7 @@ fn exhausted() {
     for s in sockets {
         s.set_read_timeout(Some(LIMIT)).unwrap();
         let mut s = TcpStream::from(s);
-        s.write_all(&[0xff; 40]).unwrap();
+        s.write_all(&[0xff; 64]).unwrap();
         assert!(matches!(s.read(&mut [0; 8]), Ok(0)), "nobody hangs up");
     }
     use_up(comms);

@@ -35,6 +35,10 @@ scenes!(changes:
     a_world_with_few_links,
     the_last_to_come_finds_the_others_ready,
     as_a_work,
+    what_does_not_need_a_rank_that_moves_on,
+    who_is_left_out_shrinks,
+    finalize_waits_for_the_next_membership,
+    works_of_a_communicator_that_is_dropped,
 );
 
 scenes!(wrong:
@@ -44,6 +48,10 @@ scenes!(wrong:
     one_does_not_come,
     one_does_not_come_to_a_world_with_few_links,
     uuids_that_differ,
+    lists_that_differ,
+    who_is_not_waited_for_does_no_harm,
+    a_stale_handle_of_another,
+    one_has_been_finalized,
     two_go_during_an_attempt,
     one_is_gone_already,
     attempts_side_by_side,

@@ -83,7 +83,7 @@ fn script(me: &Member, fresh: Communicator, steps: &[Step]) {
             }
             LeftOut(who) if who.contains(&me.number) => {
                 let e = now.barrier().unwrap_err();
-                let right = matches!(e.kind(), ErrorKind::StaleGeneration { ours, theirs } if ours < theirs);
+                let right = matches!(e.kind(), ErrorKind::StaleGeneration { ours, theirs, .. } if ours < theirs);
                 assert!(right, "{e}");
                 say("STALE");
             }

@@ -12,7 +12,8 @@ pub mod schedule;
 pub mod select;
 
 pub use driver::{
-    Common, EmptyBackend, Handle, Identity, Lineage, MESH_HINTS, MeshBackend, MeshOptions, Regroup, Roster,
+    Common, EmptyBackend, Handle, Identity, Lineage, MESH_HINTS, MeshBackend, MeshOptions, Place, Refusal, Regroup,
+    Roster,
 };
 pub use schedule::{AnySchedule, Blocks, Buf, Request, Schedule, Shape, Span, Token, Transport};
 pub use select::{Algorithm, Rule, Table, build, select};

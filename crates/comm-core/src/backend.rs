@@ -542,7 +542,8 @@ pub unsafe trait Backend: Send + Sync + fmt::Debug {
     /// Ends everything in flight on all ranks with this cause. Any thread, never blocks.
     fn abort(&self, cause: &Error);
 
-    /// Collective end: returns when all members have called it and nothing is in flight.
+    /// Collective end: returns when all members have called it and nothing is in flight. One without members ends at once;
+    /// from here on [`reconfigure`](Self::reconfigure) is not called any more, and others need not wait for it there.
     fn finalize(&self, timeout: Duration) -> Result<()>;
 
     /// Local end: releases what can be released without waiting for anybody.

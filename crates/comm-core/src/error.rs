@@ -113,10 +113,13 @@ pub enum ErrorKind {
     },
     /// A message or handle belongs to an older membership of the communicator.
     StaleGeneration {
-        /// The generation of this communicator.
+        /// The generation of this communicator, or of the one whose handle is stale.
         ours: u32,
         /// The generation that was met.
         theirs: u32,
+        /// The member that it is about, if it is about one: who has moved on to another membership (`theirs` is newer
+        /// than `ours`), or whose handle in a list is stale (`theirs` is older). `None` when it is this communicator.
+        rank: Option<usize>,
     },
     /// The communicator could not be created.
     Bootstrap {
@@ -288,11 +291,24 @@ impl fmt::Display for ErrorKind {
             Self::Corrupt { rank: Some(r), what } => write!(f, "corrupt data from rank {r}: {what}"),
             Self::Corrupt { rank: None, what } => write!(f, "corrupt data: {what}"),
             Self::Aborted { rank, cause } => write!(f, "aborted by rank {rank}: {cause}"),
-            Self::StaleGeneration { ours, theirs } if ours < theirs => {
+            Self::StaleGeneration { ours, theirs, rank: None } if ours < theirs => {
                 write!(f, "this communicator is of generation {ours}; generation {theirs} has taken its place")
             }
-            Self::StaleGeneration { ours, theirs } => {
+            Self::StaleGeneration { ours, theirs, rank: None } => {
                 write!(f, "stale generation {theirs}; this communicator is at generation {ours}")
+            }
+            Self::StaleGeneration { ours, theirs, rank: Some(r) } if ours < theirs => {
+                write!(
+                    f,
+                    "rank {r} has moved on to another membership, of generation {theirs}; this communicator is of \
+                     generation {ours}"
+                )
+            }
+            Self::StaleGeneration { ours, theirs, rank: Some(r) } => {
+                write!(
+                    f,
+                    "the handle of rank {r} is stale: it is of generation {theirs}, and rank {r} at {ours} by now"
+                )
             }
             Self::Bootstrap { what, arrived, missing } => {
                 write!(f, "could not create the communicator: {what}")?;

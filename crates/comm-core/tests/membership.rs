@@ -57,7 +57,7 @@ impl Log {
 }
 
 fn is_stale(e: &Error, ours: u32, theirs: u32) -> bool {
-    *e.kind() == ErrorKind::StaleGeneration { ours, theirs }
+    *e.kind() == ErrorKind::StaleGeneration { ours, theirs, rank: None }
 }
 
 #[test]
@@ -242,6 +242,46 @@ fn a_dropped_work_runs_to_its_end_and_closes_what_it_made() {
     assert!(is_stale(&comm.barrier().unwrap_err(), 0, 1));
 }
 
+/// What is in flight comes first: then there is nobody left to end with, or all that there were.
+#[test]
+fn finalize_waits_for_a_reconfigure() {
+    for (members, succeeds) in [(2, true), (2, false), (0, true), (0, false)] {
+        let (go, wait) = channel::<()>();
+        let (old, new) = (mock(0, 0, members), mock(1, 0, 2));
+        let comm = old.comm();
+        let wait = Mutex::new(wait);
+        *old.on_make.lock() = Some(Box::new(move || wait.lock().recv().unwrap()));
+        if succeeds {
+            next(&old, &new);
+        }
+        let made = comm.reconfigure_async(1, ["a", "b"], LONG, &[]).unwrap();
+        std::thread::scope(|s| {
+            let ends = s.spawn(|| comm.finalize(LONG));
+            while comm.init_handle().unwrap_err().kind() != &ErrorKind::Finalized {
+                std::thread::yield_now();
+            }
+            assert_eq!((old.closes.load(SeqCst), old.finalizes.load(SeqCst)), (0, 0));
+            go.send(()).unwrap();
+            ends.join().unwrap().unwrap();
+        });
+        assert_eq!(made.wait().map(|c| c.size()).ok(), succeeds.then_some(2));
+        let ended = (old.closes.load(SeqCst), old.finalizes.load(SeqCst));
+        assert_eq!(ended, if succeeds { (1, 0) } else { (0, 1) });
+        assert_eq!(comm.barrier().unwrap_err().kind(), &ErrorKind::Finalized);
+    }
+    // While it has all the time there is, finalize has not.
+    let (go, wait) = channel::<()>();
+    let old = mock(0, 0, 2);
+    let comm = old.comm();
+    let wait = Mutex::new(wait);
+    *old.on_make.lock() = Some(Box::new(move || wait.lock().recv().unwrap()));
+    let made = comm.reconfigure_async(1, ["a", "b"], LONG, &[]).unwrap();
+    let e = comm.finalize(Duration::from_millis(30)).unwrap_err();
+    assert!(matches!(e.kind(), ErrorKind::Timeout { .. }), "{e}");
+    go.send(()).unwrap();
+    made.wait().unwrap_err();
+}
+
 #[test]
 fn a_panicking_backend_is_an_error_of_the_work() {
     let old = mock(0, 0, 2);
@@ -300,7 +340,8 @@ fn without_members_every_operation_says_what_to_do() {
     let comm = empty.comm();
     comm.finalize(LONG).unwrap();
     assert_eq!(comm.barrier().unwrap_err().kind(), &ErrorKind::Finalized);
-    assert_eq!((empty.closes.load(SeqCst), empty.finalizes.load(SeqCst)), (1, 0));
+    // So that those who wait for it learn that it does not come.
+    assert_eq!((empty.closes.load(SeqCst), empty.finalizes.load(SeqCst)), (0, 1));
 }
 
 #[test]

@@ -59,8 +59,8 @@ pub(crate) enum Kind {
     RefuseP2p = 9,
     /// The communicator has failed; payload: the cause.
     Abort = 10,
-    /// The sender leaves the communicator: offset 1 after finalize, 0 without; 2 when it has seen all others leave, 3 when
-    /// nothing more will come.
+    /// The sender leaves the communicator: offset 1 after finalize, 0 without, 4 + `n` for another membership of generation
+    /// `n`; 2 when it has seen all others leave, 3 when nothing more will come.
     Goodbye = 11,
     /// Nothing; shows that the sender lives.
     Heartbeat = 12,

@@ -73,7 +73,8 @@ fn who_is_cut_off_from_a_lower_member_is_told_that_it_is_out() {
                     match got {
                         Ok(s) if r != b => assert_eq!(s, Survivors { number: 0, ranks: left.clone(), repeated: false }),
                         Err(e) if r == b => {
-                            let stale = matches!(e.kind(), ErrorKind::StaleGeneration { ours: 0, theirs: 1 });
+                            let stale =
+                                matches!(e.kind(), ErrorKind::StaleGeneration { ours: 0, theirs: 1, rank: None });
                             assert!(stale, "{n} ranks, {a}-{b} cut: {e}");
                         }
                         other => panic!("{n} ranks, {a}-{b} cut: rank {r} got {other:?}"),
@@ -157,7 +158,7 @@ fn a_decision_without_this_rank_makes_it_stale() {
     let mut s = Scene::new();
     assert!(s.send(frame(AGREE), &[0, 4, 1, 2]));
     let e = s.us.agree_survivors(s.bad, SOON).unwrap_err();
-    assert!(matches!(e.kind(), ErrorKind::StaleGeneration { ours: 0, theirs: 1 }), "{e}");
+    assert!(matches!(e.kind(), ErrorKind::StaleGeneration { ours: 0, theirs: 1, rank: None }), "{e}");
     s.unharmed();
 }
 

@@ -270,3 +270,93 @@ pub fn as_a_work(make: Make) {
     work(&made);
     end(&made);
 }
+
+/// Who has moved on is missed only by those who need it; what the others have among themselves goes on.
+pub fn what_does_not_need_a_rank_that_moves_on(make: Make) {
+    let c = some(make, 4);
+    let old = form(&refs(&c));
+    let between = old[0].recv_async(vec![0u8; 4], 1).unwrap();
+    let from_it = old[2].recv_async(vec![0u8; 4], 3).unwrap();
+    let moved = form(&[&old[3]]);
+    let gone = ErrorKind::StaleGeneration { ours: 1, theirs: 2, rank: Some(3) };
+    let e = from_it.wait().unwrap_err();
+    assert_eq!(e.kind(), &gone);
+    assert!(e.to_string().contains("rank 3 has moved on to another membership"), "{e}");
+    // Its wait has failed the communicator; so this is another one.
+    drop(between);
+    let more = form(&[&old[0], &old[1], &old[2], &moved[0]]);
+    let between = more[0].recv_async(vec![0u8; 4], 1).unwrap();
+    let moved = form(&[&more[3]]);
+    more[1].send(&[1u8, 2, 3, 4], 0).unwrap();
+    assert_eq!(between.wait().unwrap(), [1, 2, 3, 4]);
+    assert!(!more[2].is_failed());
+    for e in on_all(&more[..3], |c| c.barrier().unwrap_err()) {
+        assert!(matches!(e.kind(), ErrorKind::StaleGeneration { ours: 3, theirs: 4, rank: Some(3) }), "{e}");
+    }
+    for e in on_all(&more[..3], |c| c.finalize(LIMIT).unwrap_err()) {
+        assert_eq!(stale(&e), (3, 4), "{e}");
+    }
+    end(&moved);
+}
+
+/// Those who are left out end together, or go on by themselves.
+pub fn who_is_left_out_shrinks(make: Make) {
+    let c = some(make, 4);
+    let old = form(&refs(&c));
+    let moved = form(&[&old[0], &old[2]]);
+    let rest = [&old[1], &old[3]];
+    let made = thread::scope(|s| rest.map(|c| s.spawn(|| c.shrink(LIMIT).unwrap())).map(|h| h.join().unwrap()));
+    assert_eq!(made.each_ref().map(Communicator::rank), [0, 1]);
+    work(&made);
+    end(&made);
+    end(&moved);
+}
+
+/// A communicator that is finalized while it is being reconfigured: that comes first.
+pub fn finalize_waits_for_the_next_membership(make: Make) {
+    let c = some(make, 2);
+    let old = form(&refs(&c));
+    for comms in [&old, &some(make, 2)] {
+        let (list, id) = (handles(&refs(comms)), uuid());
+        let first = comms[0].reconfigure_async(id, &list, LIMIT, &[]).unwrap();
+        let made = thread::scope(|s| {
+            let ends = s.spawn(|| comms[0].finalize(LIMIT));
+            thread::sleep(Duration::from_millis(50));
+            let second = comms[1].reconfigure(id, &list, LIMIT, &[]).unwrap();
+            ends.join().unwrap().unwrap();
+            [first.wait().unwrap(), second]
+        });
+        comms[1].finalize(LIMIT).unwrap();
+        work(&made);
+        end(&made);
+    }
+    // One that comes to nothing leaves the members that it had.
+    let c = some(make, 3);
+    let old = form(&refs(&c[..2]));
+    let mut list = handles(&refs(&old));
+    list.extend(handles(&[&c[2]]));
+    let first = old[0].reconfigure_async(uuid(), &list, SHORT, &[]).unwrap();
+    end(&old);
+    // The other one's finalize says that it will not come.
+    assert_eq!(missing(&first.wait().unwrap_err()), [1]);
+}
+
+/// What a work needs of a communicator ends with it.
+pub fn works_of_a_communicator_that_is_dropped(make: Make) {
+    let c = some(make, 2);
+    let mut old = form(&refs(&c));
+    let (dups, shrinks) = (old[0].dup_async("twin").unwrap(), old[0].shrink_async(LIMIT).unwrap());
+    // They have begun.
+    thread::sleep(Duration::from_millis(50));
+    let (list, id) = (handles(&refs(&old)), uuid());
+    let moves = old[0].reconfigure_async(id, &list, LIMIT, &[]).unwrap();
+    drop(old.remove(0));
+    for e in [shrinks.wait().unwrap_err(), dups.wait().unwrap_err()] {
+        assert!(matches!(e.kind(), ErrorKind::Finalized), "{e}");
+    }
+    // This one needs nothing of it.
+    let second = old[0].reconfigure(id, &list, LIMIT, &[]).unwrap();
+    let made = [moves.wait().unwrap(), second];
+    work(&made);
+    end(&made);
+}

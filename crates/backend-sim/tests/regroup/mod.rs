@@ -103,7 +103,7 @@ pub fn missing(e: &Error) -> Vec<usize> {
 
 pub fn stale(e: &Error) -> (u32, u32) {
     match e.kind() {
-        ErrorKind::StaleGeneration { ours, theirs } => (*ours, *theirs),
+        ErrorKind::StaleGeneration { ours, theirs, .. } => (*ours, *theirs),
         _ => panic!("{e}"),
     }
 }

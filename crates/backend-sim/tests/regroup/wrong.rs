@@ -111,17 +111,132 @@ pub fn uuids_that_differ(make: Make) {
     for (rank, e) in errors.iter().enumerate() {
         assert_eq!(missing(e), [1 - rank], "{e}");
     }
-    // And the same with lists in another order.
-    let (id, turned) = (uuid(), vec![list[1].clone(), list[0].clone()]);
-    let errors = thread::scope(|s| {
-        let a = s.spawn(|| c[0].reconfigure(id, &list, SHORT, &[]).unwrap_err());
-        let b = s.spawn(|| c[1].reconfigure(id, &turned, SHORT, &[]).unwrap_err());
-        [a.join().unwrap(), b.join().unwrap()]
+    retry(&refs(&c));
+}
+
+/// What comes of calls of one attempt that pass different lists, by who and which handles; one starts after the other.
+fn pass(c: &[Communicator], lists: &[(usize, Vec<String>)]) -> Vec<Result<Communicator>> {
+    let id = uuid();
+    let (results, time) = took(|| {
+        thread::scope(|s| {
+            let call = |(who, list): &(usize, Vec<String>)| {
+                let (c, list) = (&c[*who], list.clone());
+                let call = s.spawn(move || c.reconfigure(id, list, LIMIT, &[]));
+                thread::sleep(Duration::from_millis(80));
+                call
+            };
+            let calls: Vec<_> = lists.iter().map(call).collect();
+            calls.into_iter().map(|c| c.join().unwrap()).collect::<Vec<_>>()
+        })
     });
-    for e in errors {
-        assert_eq!(missing(&e), [1], "{e}");
+    assert!(time < Duration::from_secs(10), "{time:?}");
+    results
+}
+
+/// Members of one attempt that pass different lists learn it at once, and with whom they disagree.
+pub fn lists_that_differ(make: Make) {
+    let differ = |e: &Error| {
+        let two = (0..3).filter(|r| e.to_string().contains(&format!("rank {r}"))).count() >= 2;
+        assert!(missing(e).is_empty() && two && e.to_string().contains("different handles"), "{e}");
+    };
+    let c = some(make, 3);
+    let list = handles(&refs(&c));
+    let these = |ranks: &[usize]| -> Vec<String> { ranks.iter().map(|r| list[*r].clone()).collect() };
+    // Another order, by two, and by one of three.
+    for e in pass(&c, &[(0, these(&[0, 1])), (1, these(&[1, 0]))]) {
+        differ(&e.unwrap_err());
+    }
+    for odd in 0..3 {
+        let order = |who| if who == odd { these(&[2, 1, 0]) } else { these(&[0, 1, 2]) };
+        let lists: Vec<_> = [(odd + 1) % 3, (odd + 2) % 3, odd].into_iter().map(|who| (who, order(who))).collect();
+        for (e, (who, _)) in pass(&c, &lists).into_iter().zip(&lists) {
+            let e = e.unwrap_err();
+            assert!(e.to_string().contains("different handles"), "odd {odd}, {who}: {e}");
+        }
     }
     retry(&refs(&c));
+}
+
+/// Who does not wait for a rank goes on when that one is found to be wrong.
+pub fn who_is_not_waited_for_does_no_harm(make: Make) {
+    let c = some(make, 3);
+    let list = handles(&refs(&c));
+    let mut results = pass(&c, &[(0, list.clone()), (1, list[1..].to_vec()), (2, list[1..].to_vec())]);
+    let (two, e) = (results.split_off(1), results.remove(0).unwrap_err());
+    assert!(
+        matches!(e.kind(), ErrorKind::Bootstrap { .. } | ErrorKind::StaleGeneration { rank: Some(1 | 2), .. }),
+        "{e}"
+    );
+    let two: Vec<Communicator> = two.into_iter().map(|r| r.unwrap()).collect();
+    work(&two);
+    retry(&[&two[1], &c[0], &two[0]]);
+}
+
+/// A handle of a member that has moved on since is told from one that is yet to come: at once, to all.
+pub fn a_stale_handle_of_another(make: Make) {
+    for together in [false, true] {
+        let c = some(make, 4);
+        let list = handles(&refs(&c[..3]));
+        let now = if together { form(&[&c[3], &c[1]]) } else { form(&[&c[1]]) };
+        let (results, time) = took(|| attempt(uuid(), &[&c[0], &c[2]], &list, LIMIT));
+        for e in results {
+            let e = e.unwrap_err();
+            assert_eq!(e.kind(), &ErrorKind::StaleGeneration { ours: 1, theirs: 0, rank: Some(1) }, "{e}");
+            assert!(e.to_string().contains("the handle of rank 1 is stale"), "{e}");
+        }
+        assert!(time < Duration::from_secs(10), "{time:?}");
+        // One of them knows better than the other.
+        let own = handles(&[now.last().unwrap()]).remove(0);
+        let (id, newer) = (uuid(), [list[0].clone(), own]);
+        let (results, time) = took(|| {
+            thread::scope(|s| {
+                let b = s.spawn(|| now.last().unwrap().reconfigure(id, &newer, LIMIT, &[]));
+                thread::sleep(Duration::from_millis(80));
+                let a = s.spawn(|| c[0].reconfigure(id, &list[..2], LIMIT, &[]));
+                [a.join().unwrap(), b.join().unwrap()]
+            })
+        });
+        assert!(time < Duration::from_secs(10), "{time:?}");
+        let [a, b] = results.map(|r| r.unwrap_err());
+        assert_eq!(stale(&a), (1, 0), "{a}");
+        assert!(missing(&b).is_empty() && b.to_string().contains("different handles"), "{b}");
+        retry(&[&c[0], now.last().unwrap()]);
+    }
+}
+
+/// Who has been finalized is not waited for, whether it was dropped or not.
+pub fn one_has_been_finalized(make: Make) {
+    for members in [false, true] {
+        for before in [false, true] {
+            let mut c = some(make, 3);
+            if members {
+                c = c.iter().flat_map(|c| form(&[c])).collect();
+            }
+            let list = handles(&refs(&c));
+            if before {
+                c[1].finalize(LIMIT).unwrap();
+            }
+            let (results, time) = took(|| {
+                thread::scope(|s| {
+                    let inside = s.spawn(|| attempt(uuid(), &[&c[0], &c[2]], &list, LIMIT));
+                    if !before {
+                        thread::sleep(Duration::from_millis(200));
+                        c[1].finalize(LIMIT).unwrap();
+                    }
+                    inside.join().unwrap()
+                })
+            });
+            for e in results {
+                let e = e.unwrap_err();
+                assert_eq!(missing(&e), [1], "{e}");
+                assert!(e.to_string().contains("finalized"), "{e}");
+            }
+            assert!(time < Duration::from_secs(10), "{time:?}");
+            let e = c[1].init_handle().unwrap_err();
+            assert!(matches!(e.kind(), ErrorKind::Finalized), "{e}");
+            retry(&[&c[2], &c[0]]);
+        }
+    }
 }
 
 /// Two of five go while the others wait for them.
@@ -179,7 +294,9 @@ pub fn attempts_side_by_side(make: Make) {
         let two = s.spawn(|| form(&[&c[2], &c[1]]));
         let (one, two) = (one.join().unwrap(), two.join().unwrap());
         for r in in_vain.join().unwrap() {
-            assert!(missing(&r.unwrap_err()).iter().all(|r| *r < 4));
+            let e = r.unwrap_err();
+            // Those have moved on meanwhile.
+            assert!(matches!(e.kind(), ErrorKind::StaleGeneration { ours: 1, theirs: 0, rank: Some(0..4) }), "{e}");
         }
         retry(&[&one[1], &c[5], &two[0], &c[4], &one[0], &two[1]]);
     });

@@ -3,12 +3,13 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use collectives::Refusal;
 use comm_core::Secret;
 use comm_store::auth;
 
 use super::stream::Stream;
-use super::{Peer, Setup};
-use crate::wire::{GREETING, Greeting, Outcome, PROBE};
+use super::{Member, Peer, Setup};
+use crate::wire::{CONFIRM, GREETING, Greeting, Outcome, PROBE};
 
 /// After this time without result the next address is tried beside.
 const STAGGER: Duration = Duration::from_millis(250);
@@ -53,12 +54,20 @@ impl From<String> for Failed {
     }
 }
 
+/// What the peer has answered.
+enum Answer {
+    Of(Outcome),
+    Refused(Refusal),
+}
+
 /// What has come of a dial.
 pub(super) enum Progress {
     /// Nothing yet.
     Going,
     /// The peer accepts this connection; it wants a confirmation.
     Accepted(Stream),
+    /// The peer says why it will not come.
+    Refused(Refusal),
     /// The peer will not be reached; perhaps because its process has `ended`.
     Failed { why: String, ended: bool },
 }
@@ -68,14 +77,33 @@ pub(super) struct Caller<'a> {
     pub(super) me: Greeting,
     pub(super) secret: Option<&'a Secret>,
     pub(super) attempts: &'a mut u32,
+    /// Of the dynamic regime.
+    members: &'a [Member],
     /// Longest pause between two rounds over the addresses.
     pause: Duration,
 }
 
 impl<'a> Caller<'a> {
     pub(super) fn of(setup: &'a Setup, attempts: &'a mut u32) -> Self {
-        let pause = if setup.patient { SHORT_PAUSE } else { PAUSE };
-        Self { me: setup.me, secret: setup.secret.as_ref(), attempts, pause }
+        let pause = if setup.is_patient() { SHORT_PAUSE } else { PAUSE };
+        let members = setup.members.as_ref().map_or(&[][..], |m| &m.list);
+        Self { me: setup.me, secret: setup.secret.as_ref(), attempts, members, pause }
+    }
+
+    fn greeting(&self, peer: usize, code: u32) -> [u8; GREETING] {
+        let whom = self.members.get(peer).map_or(0, |m| m.token);
+        Greeting { to: peer as u32, code, whom, ..self.me }.encode()
+    }
+
+    /// What the peer says of itself, if this is an answer of the peer that will not come.
+    fn refusal(&self, peer: usize, answer: &Greeting) -> Option<Refusal> {
+        let from_it = self.members.get(peer).is_some_and(|m| m.number == answer.who) && answer.to == self.me.from;
+        match Outcome::of(answer.code).filter(|_| from_it)? {
+            Outcome::Stale => Some(Refusal::Stale { now: answer.generation }),
+            Outcome::Finalized => Some(Refusal::Finalized),
+            Outcome::Differs => Some(Refusal::Differs),
+            Outcome::Accepted | Outcome::Busy | Outcome::Linked | Outcome::Alive => None,
+        }
     }
 }
 
@@ -233,13 +261,22 @@ impl Dial {
         let Some(i) = self.attempts.iter().position(|a| a.number == number) else { return Progress::Going };
         match self.advance(i, caller) {
             Ok(None) => Progress::Going,
-            Ok(Some(Outcome::Accepted | Outcome::Alive)) => {
+            Ok(Some(Answer::Refused(refusal))) => {
+                let mut a = self.attempts.swap_remove(i);
+                // A peer that makes the same attempt fails as well, if this rank has not gone meanwhile.
+                if let (Refusal::Differs, Err(why)) = (refusal, a.stream.write(&[CONFIRM])) {
+                    tracing::debug!(peer = self.peer, why, "a rank with other handles does not wait for an answer");
+                }
+                self.attempts.clear();
+                Progress::Refused(refusal)
+            }
+            Ok(Some(Answer::Of(Outcome::Accepted | Outcome::Alive))) => {
                 let a = self.attempts.swap_remove(i);
                 self.attempts.clear();
                 // Should the connection not be taken after all, the round goes on.
                 Progress::Accepted(a.stream)
             }
-            Ok(Some(o)) => {
+            Ok(Some(Answer::Of(o))) => {
                 let text = if o == Outcome::Busy { "it makes the connection itself" } else { "it is connected" };
                 self.trouble = format!("{}: {text}, yet that connection has not come", self.attempts[i].addr);
                 self.give_way();
@@ -253,7 +290,7 @@ impl Dial {
         }
     }
 
-    fn advance(&mut self, i: usize, caller: &Caller<'_>) -> Result<Option<Outcome>, Failed> {
+    fn advance(&mut self, i: usize, caller: &Caller<'_>) -> Result<Option<Answer>, Failed> {
         let now = Instant::now();
         if matches!(self.attempts[i].step, Step::Connecting) {
             self.attempts[i].stream.connected().map_err(|e| self.judge(&e))?;
@@ -268,7 +305,7 @@ impl Dial {
                 a.stream.write(&hello)?;
                 a.step = Step::Challenge(initiator);
             } else {
-                a.stream.write(&greeting(caller, self.peer, code))?;
+                a.stream.write(&caller.greeting(self.peer, code))?;
                 a.step = Step::Answer;
             }
             return Ok(None);
@@ -288,7 +325,7 @@ impl Dial {
             let mut both = [0; auth::PROOF + GREETING];
             both[..auth::PROOF].copy_from_slice(&proof);
             let code = if self.probes { PROBE } else { a.number };
-            both[auth::PROOF..].copy_from_slice(&greeting(caller, self.peer, code));
+            both[auth::PROOF..].copy_from_slice(&caller.greeting(self.peer, code));
             a.stream.write(&both)?;
             a.step = Step::Answer;
             a.until = now + ANSWER;
@@ -297,12 +334,15 @@ impl Dial {
         let Some(bytes) = a.stream.read::<GREETING>()? else { return Ok(None) };
         let answer = Greeting::decode(&bytes)?;
         let me = &caller.me;
+        if let Some(refusal) = caller.refusal(self.peer, &answer).filter(|_| !self.probes) {
+            return Ok(Some(Answer::Refused(refusal)));
+        }
         if (answer.key, answer.nonce) != (me.key, me.nonce) || (answer.from as usize, answer.to) != (self.peer, me.from)
         {
             return Err("another process answers there".to_owned().into());
         }
         match Outcome::of(answer.code) {
-            Some(o) if (o == Outcome::Alive) == self.probes => Ok(Some(o)),
+            Some(o) if (o == Outcome::Alive) == self.probes => Ok(Some(Answer::Of(o))),
             _ => Err(format!("it answers with the unknown code {}", answer.code).into()),
         }
     }
@@ -314,8 +354,4 @@ fn summary(failures: &[String]) -> String {
     let more = failures.len().saturating_sub(SHOWN);
     let text = failures[..failures.len() - more].join("; ");
     if more == 0 { text } else { format!("{text}; and {more} more") }
-}
-
-fn greeting(caller: &Caller<'_>, peer: usize, code: u32) -> [u8; GREETING] {
-    Greeting { to: peer as u32, code, ..caller.me }.encode()
 }

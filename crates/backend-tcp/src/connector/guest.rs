@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
+use collectives::Refusal;
 use comm_core::Secret;
 use comm_store::auth;
 
@@ -32,6 +33,11 @@ enum Step {
         peer: usize,
         attempt: u32,
     },
+    /// It was told that its handles are others, and has not confirmed that it has heard so.
+    Told {
+        peer: usize,
+        why: Refusal,
+    },
 }
 
 /// What a guest has said.
@@ -42,6 +48,8 @@ pub(super) enum Said {
     Greeting(Greeting),
     /// That it takes the connection.
     Confirmed(usize),
+    /// That it has heard that it passes other handles.
+    Heard(usize, Refusal),
 }
 
 impl Guest {
@@ -62,6 +70,16 @@ impl Guest {
     /// was told `Accepted` may confirm at any time, and must find somebody then.
     pub(super) fn reserve(&mut self, peer: usize, attempt: u32) {
         self.step = Step::Reserved { peer, attempt };
+    }
+
+    /// The peer was told that it passes other handles: it shows that it is still there.
+    pub(super) fn tell(&mut self, peer: usize, why: Refusal) {
+        self.step = Step::Told { peer, why };
+    }
+
+    /// Whether it is no stranger.
+    pub(super) const fn is_known(&self) -> bool {
+        matches!(self.step, Step::Reserved { .. } | Step::Told { .. })
     }
 
     /// Reads on; an error says why the guest has to go.
@@ -95,11 +113,15 @@ impl Guest {
                     return Greeting::decode(&bytes).map(Said::Greeting);
                 }
                 Step::Judged => return Ok(Said::Nothing),
-                Step::Reserved { peer, .. } => {
-                    let peer = *peer;
+                Step::Reserved { .. } | Step::Told { .. } => {
+                    let said = match self.step {
+                        Step::Reserved { peer, .. } => Said::Confirmed(peer),
+                        Step::Told { peer, why } => Said::Heard(peer, why),
+                        _ => Said::Nothing,
+                    };
                     return match self.stream.read::<1>()? {
                         None => Ok(Said::Nothing),
-                        Some([CONFIRM]) => Ok(Said::Confirmed(peer)),
+                        Some([CONFIRM]) => Ok(said),
                         Some(_) => Err("it says something else than that it takes the connection".into()),
                     };
                 }

@@ -17,6 +17,8 @@
 mod dial;
 mod guest;
 mod probe;
+#[cfg(test)]
+mod refusals;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -35,7 +37,7 @@ use comm_transport::{Dialer, Endpoint, Prober};
 use parking_lot::{Condvar, Mutex};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-pub(crate) use self::world::Setup;
+pub(crate) use self::world::{Member, Members, Setup, Standing};
 use self::world::{Source, World};
 use crate::life::Process;
 
@@ -71,6 +73,7 @@ enum Command {
     Probe(u64, usize),
     Learn(u64, Vec<(usize, Peer)>),
     HandOver(u64, Weak<Endpoint>),
+    Settle(u64, Standing),
     Close(u64),
 }
 
@@ -205,6 +208,11 @@ impl Gathering {
         Arc::new(OnDemand { shared: Arc::clone(&self.shared), id: self.id })
     }
 
+    /// Nobody is to come any more: who asks is told why.
+    pub(crate) fn settle(&self, standing: Standing) {
+        self.shared.send(Command::Settle(self.id, standing));
+    }
+
     /// Further connections go to `endpoint`; the world ends with it.
     pub(crate) fn hand_over(&mut self, endpoint: &Arc<Endpoint>) {
         self.over = true;
@@ -286,6 +294,7 @@ fn obey(worlds: &mut Vec<World>, c: Command) {
         Command::Probe(id, peer) => to(worlds, id, &mut |w| w.probe(peer)),
         Command::Learn(id, peers) => to(worlds, id, &mut |w| w.learn(&peers)),
         Command::HandOver(id, endpoint) => to(worlds, id, &mut |w| w.hand_over(endpoint.clone())),
+        Command::Settle(id, standing) => to(worlds, id, &mut |w| w.settle(standing)),
         Command::Close(id) => worlds.retain(|w| w.id != id),
     }
 }

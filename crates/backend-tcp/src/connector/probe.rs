@@ -79,7 +79,7 @@ impl Probe {
         match progress {
             Progress::Going => Sign::Nothing,
             Progress::Accepted(_) => Sign::Alive,
-            Progress::Failed { .. } => {
+            Progress::Failed { .. } | Progress::Refused(_) => {
                 self.dial = None;
                 Sign::Nothing
             }

@@ -12,7 +12,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 const HEARTBEAT: Duration = Duration::from_millis(300);
 
 fn me(rank: usize) -> Greeting {
-    Greeting { key: 7, nonce: 9, from: rank as u32, to: 0, code: 0 }
+    Greeting { key: 7, nonce: 9, from: rank as u32, ..Greeting::default() }
 }
 
 fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gathering, SocketAddr) {
@@ -20,7 +20,7 @@ fn end(rank: usize, size: usize, secret: Option<&str>, limit: Duration) -> (Gath
     let addr = listener.local_addr().unwrap();
     let secret = secret.map(|s| Secret::new(s).unwrap());
     let until = Instant::now() + limit;
-    let setup = Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until, patient: false };
+    let setup = Setup { me: me(rank), size, secret, listener, heartbeat: HEARTBEAT, until, members: None };
     (Gathering::open(setup).unwrap(), addr)
 }
 

@@ -1,13 +1,15 @@
 //! What the connector does for one world.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io::ErrorKind as IoKind;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use comm_core::Secret;
+use collectives::Refusal;
+use comm_core::{Error, Secret};
 use comm_transport::{Endpoint, SocketLink};
 
 use super::dial::{Caller, Dial, Progress};
@@ -45,8 +47,46 @@ pub(crate) struct Setup {
     pub(crate) heartbeat: Duration,
     /// Until when ranks may connect before the endpoint exists.
     pub(crate) until: Instant,
-    /// Whether they may connect until then although the endpoint exists: members that come at different times.
-    pub(crate) patient: bool,
+    /// In the dynamic regime: who they are. They come at different times, and may connect until then although the endpoint
+    /// exists.
+    pub(crate) members: Option<Members>,
+}
+
+impl Setup {
+    pub(super) const fn is_patient(&self) -> bool {
+        self.members.is_some()
+    }
+}
+
+/// The members of a world of the dynamic regime, and what to say when one will not come.
+pub(crate) struct Members {
+    pub(crate) list: Vec<Member>,
+    pub(crate) refused: Box<dyn Fn(usize, Refusal) -> Error + Send>,
+}
+
+impl fmt::Debug for Members {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Members").field("list", &self.list).finish_non_exhaustive()
+    }
+}
+
+/// A member by its handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    pub(crate) number: u64,
+    pub(crate) generation: u32,
+    pub(crate) token: u64,
+}
+
+/// What a world is to those who look for it by this rank's handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// Its members come together.
+    Open,
+    /// They have come: this rank is at this generation.
+    Settled(u32),
+    /// This rank has been finalized.
+    Finalized,
 }
 
 /// A descriptor of a world.
@@ -64,6 +104,8 @@ enum News {
     Linked(usize, TcpStream),
     /// Why, and whether its process has ended.
     Unreachable(usize, String, bool),
+    /// It will not come, as it says.
+    Refused(usize, Refusal),
     Alive(usize),
     Unanswered(usize),
     Ended(usize),
@@ -72,6 +114,7 @@ enum News {
 pub(super) struct World {
     pub(super) id: u64,
     setup: Setup,
+    standing: Standing,
     lobby: Arc<Lobby>,
     peers: Vec<Option<Peer>>,
     linked: Vec<bool>,
@@ -90,6 +133,8 @@ pub(super) struct World {
     serial: u64,
     told: u32,
     news: Vec<News>,
+    /// For the endpoint, once it is there.
+    held: Vec<News>,
 }
 
 impl World {
@@ -98,6 +143,7 @@ impl World {
         Self {
             id,
             setup,
+            standing: Standing::Open,
             lobby,
             peers: vec![None; size],
             linked: vec![false; size],
@@ -113,6 +159,7 @@ impl World {
             serial: 0,
             told: 0,
             news: Vec::new(),
+            held: Vec::new(),
         }
     }
 
@@ -136,7 +183,7 @@ impl World {
         };
         let patience = self.setup.heartbeat.clamp(ON_DEMAND, DAY);
         let mut until = if self.endpoint.is_some() { Instant::now() + patience } else { self.setup.until };
-        if self.setup.patient {
+        if self.setup.is_patient() {
             until = until.max(self.setup.until);
         }
         let mut dial = Dial::new(peer, to.clone(), until);
@@ -194,6 +241,7 @@ impl World {
         self.endpoint = Some(endpoint);
         let left = std::mem::take(&mut self.lobby.state.lock().finished);
         self.news.extend(left.into_iter().map(|(p, s)| News::Linked(p, s)));
+        self.news.append(&mut self.held);
         for p in 0..self.linked.len() {
             self.watch(p);
         }
@@ -201,7 +249,7 @@ impl World {
 
     /// Passes on what has happened. Called without any lock held; the endpoint does not make it wait.
     pub(super) fn deliver(&mut self) {
-        if (self.endpoint.is_none() || self.setup.patient) && !self.dials.is_empty() {
+        if (self.endpoint.is_none() || self.setup.is_patient()) && !self.dials.is_empty() {
             let mut lobby = self.lobby.state.lock();
             lobby.trouble.extend(self.dials.iter().map(|(p, d)| (*p, d.trouble())));
         }
@@ -213,6 +261,8 @@ impl World {
             let mut lobby = self.lobby.state.lock();
             for n in news {
                 match n {
+                    // The endpoint must hear it.
+                    News::Refused(..) => self.held.push(n),
                     News::Linked(p, s) => drop(lobby.finished.insert(p, s)),
                     News::Unreachable(p, why, _) => drop(lobby.failed.insert(p, why)),
                     // Nobody has asked yet.
@@ -234,7 +284,7 @@ impl World {
                     }
                 }
                 News::Unreachable(p, why, ended) => {
-                    if self.setup.patient {
+                    if self.setup.is_patient() {
                         self.lobby.state.lock().failed.insert(p, why.clone());
                     }
                     tracing::warn!(rank = self.rank(), peer = p, why, "a rank cannot be reached");
@@ -242,6 +292,12 @@ impl World {
                         endpoint.lost_process(p);
                     } else {
                         endpoint.unreachable(p, &why);
+                    }
+                }
+                News::Refused(p, refusal) => {
+                    let open = self.standing == Standing::Open;
+                    if let Some(members) = self.setup.members.as_ref().filter(|_| open) {
+                        endpoint.call_off(&(members.refused)(p, refusal));
                     }
                 }
                 News::Alive(p) => endpoint.vouch(p),
@@ -357,6 +413,10 @@ impl World {
                     }
                 }
             }
+            Progress::Refused(refusal) => {
+                self.dials.remove(&peer);
+                self.news.push(News::Refused(peer, refusal));
+            }
             Progress::Failed { why, ended } => {
                 self.dials.remove(&peer);
                 self.news.push(News::Unreachable(peer, why, ended));
@@ -431,16 +491,25 @@ impl World {
                     let g = self.guests.remove(i);
                     return self.link(peer, g.stream);
                 }
+                Ok(Said::Heard(peer, why)) => {
+                    self.guests.remove(i);
+                    self.news.push(News::Refused(peer, why));
+                    return;
+                }
                 Ok(Said::Greeting(g)) => self.judge(&g).map(|o| (o, g)),
                 // Peers that change their mind are no strangers.
-                Err(_) if self.guests[i].reserved().is_some() => {
+                Err(_) if self.guests[i].is_known() => {
                     self.guests.remove(i);
                     return;
                 }
                 Err(why) => Err(why),
             };
             let answered = outcome.and_then(|(o, g)| {
-                let answer = Greeting { to: g.from, code: o as u32, ..self.setup.me };
+                let generation = match self.standing {
+                    Standing::Settled(now) => now,
+                    Standing::Open | Standing::Finalized => self.setup.me.generation,
+                };
+                let answer = Greeting { to: g.from, code: o as u32, generation, ..self.setup.me };
                 self.guests[i].stream.write(&answer.encode()).map(|()| (o, g))
             });
             match answered {
@@ -452,6 +521,13 @@ impl World {
                         guest.reserve(peer, g.code);
                     }
                 }
+                Ok((Outcome::Differs, g)) => match self.rival(&g) {
+                    Some((peer, why)) => self.guests[i].tell(peer, why),
+                    None => {
+                        self.guests.remove(i);
+                        return;
+                    }
+                },
                 Ok(_) => {
                     self.guests.remove(i);
                     return;
@@ -464,11 +540,33 @@ impl World {
         }
     }
 
+    /// Nobody is to come any more.
+    pub(super) fn settle(&mut self, standing: Standing) {
+        self.standing = standing;
+    }
+
+    /// Which member it is that passes other handles for the same attempt, and what is wrong; `None` if it is none that is
+    /// waited for here.
+    fn rival(&self, g: &Greeting) -> Option<(usize, Refusal)> {
+        let list = &self.setup.members.as_ref()?.list;
+        let peer = list.iter().position(|m| m.number == g.who)?;
+        let stale = g.generation > list[peer].generation;
+        Some((peer, if stale { Refusal::Stale { now: g.generation } } else { Refusal::Differs }))
+    }
+
     /// Decides about a connection; an error says why its maker does not belong here.
     fn judge(&self, g: &Greeting) -> Result<Outcome, String> {
         let me = &self.setup.me;
         if (g.key, g.nonce) != (me.key, me.nonce) {
-            return Err("it belongs to another communicator".into());
+            let own = self.setup.members.as_ref().and_then(|m| m.list.get(self.rank()));
+            // Who knows the handle is told what has become of it.
+            return match self.standing {
+                _ if own.is_none_or(|m| m.token != g.whom) => Err("it belongs to another communicator".into()),
+                Standing::Settled(_) => Ok(Outcome::Stale),
+                Standing::Finalized => Ok(Outcome::Finalized),
+                Standing::Open if g.key == me.key => Ok(Outcome::Differs),
+                Standing::Open => Err("it makes another attempt to reconfigure".into()),
+            };
         }
         let from = g.from as usize;
         if g.to != me.from || from >= self.setup.size || from == self.rank() {

@@ -235,7 +235,7 @@ impl Store for Detour {
 
 /// One connection that somebody makes to `rank`, whose own port is `to`.
 fn serve(shared: &Arc<Shared>, rank: usize, to: SocketAddr, mut there: TcpStream) -> std::io::Result<()> {
-    let mut greeting = [0; 40];
+    let mut greeting = [0; 60];
     there.read_exact(&mut greeting)?;
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| greeting[at + i]));
     let (from, probe) = (word(28) as usize, word(36) == u32::MAX);

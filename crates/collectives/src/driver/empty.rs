@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use comm_core::{
-    Backend, BackendInfo, CallInfo, CallNumber, Clock, Control, Error, ErrorKind, OpDesc, OpQuery, OpRequest, Pending,
-    ReconfigureRequest, Result, Support,
+    Backend, BackendInfo, CallInfo, CallNumber, Clock, CommOptions, Control, Error, ErrorKind, OpDesc, OpQuery,
+    OpRequest, Pending, ReconfigureRequest, Result, Support,
 };
 use parking_lot::Mutex;
 
-use super::mesh::supports;
-use super::regroup::Regroup;
+use super::mesh::{MESH_HINTS, MeshOptions, supports};
+use super::regroup::{Common, Regroup};
 
 /// A dynamic communicator before it is reconfigured for the first time: it can be named and reconfigured, and has nobody
 /// to exchange anything with.
@@ -23,10 +23,28 @@ pub struct EmptyBackend {
 }
 
 impl EmptyBackend {
-    /// A communicator without members; `info` says size 0.
-    #[must_use]
-    pub const fn new(info: BackendInfo, clock: Arc<dyn Clock>, regroup: Arc<dyn Regroup>) -> Self {
-        Self { info, clock, regroup, failed: Mutex::new(None) }
+    /// A communicator without members, of backend `name` over `transport`, with the lineage that `regroup` makes. What
+    /// would be wrong at every attempt to reconfigure it is said now.
+    ///
+    /// # Errors
+    ///
+    /// `InvalidArgument` for options with a rank or size; as [`MeshOptions::of`] and [`Common::of`]; those of `regroup`.
+    pub fn new(
+        name: &'static str,
+        transport: &str,
+        options: &CommOptions,
+        regroup: impl FnOnce() -> Result<Arc<dyn Regroup>>,
+    ) -> Result<Self> {
+        if options.rank.is_some() || options.size.is_some() {
+            let what = "a dynamic communicator has no rank and size before it is reconfigured: do not set them";
+            return Err(Error::invalid(what));
+        }
+        MeshOptions::of(options)?;
+        Common::of(options)?;
+        let mut info = BackendInfo::new(name, 0, 0);
+        info.transport = transport.into();
+        info.hints = MESH_HINTS;
+        Ok(Self { info, clock: Arc::clone(&options.clock), regroup: regroup()?, failed: Mutex::new(None) })
     }
 
     fn refused<T>(&self) -> Result<T> {
@@ -78,6 +96,7 @@ unsafe impl Backend for EmptyBackend {
     }
 
     fn finalize(&self, _: Duration) -> Result<()> {
+        self.regroup.close();
         self.failure().map_or(Ok(()), Err)
     }
 
@@ -86,7 +105,7 @@ unsafe impl Backend for EmptyBackend {
     fn reconfigure(&self, request: &ReconfigureRequest) -> Result<Arc<dyn Backend>> {
         let new = self.regroup.gather(request)?;
         let (ours, theirs) = (self.info.generation, new.info().generation);
-        self.fail(ErrorKind::StaleGeneration { ours, theirs }.into());
+        self.fail(ErrorKind::StaleGeneration { ours, theirs, rank: None }.into());
         Ok(Arc::new(new))
     }
 

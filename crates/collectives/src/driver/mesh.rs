@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use comm_control::MeshControl;
 use comm_core::{
-    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, ErrorKind,
-    HintSpec, OpDesc, OpQuery, OpRequest, Operation, Pending, ReconfigureRequest, Result, SplitRequest, Support,
-    check_hints,
+    Backend, BackendInfo, CORE_HINTS, CallInfo, CallNumber, Clock, CommOptions, Control, DeviceKind, Error, HintSpec,
+    OpDesc, OpQuery, OpRequest, Operation, Pending, ReconfigureRequest, Result, SplitRequest, Support, check_hints,
 };
 use comm_transport::{Connect, Endpoint, GroupId, GroupSpec};
 
@@ -297,6 +296,9 @@ unsafe impl Backend for MeshBackend {
     }
 
     fn finalize(&self, timeout: Duration) -> Result<()> {
+        if let Some(regroup) = &self.regroup {
+            regroup.close();
+        }
         self.endpoint.finalize(self.group, timeout)
     }
 
@@ -319,9 +321,8 @@ unsafe impl Backend for MeshBackend {
 
     fn reconfigure(&self, request: &ReconfigureRequest) -> Result<Arc<dyn Backend>> {
         let new = self.regroup("reconfigure")?.gather(request)?;
-        // Those who are left out learn it here; it is no failure that this communicator could have had before.
-        let (ours, theirs) = (self.info.generation, new.info.generation);
-        self.endpoint.fail(self.group, &ErrorKind::StaleGeneration { ours, theirs }.into());
+        // Those who are left out learn it when they need this rank; what they have among themselves goes on.
+        self.endpoint.leave_for(self.group, new.info.generation);
         Ok(Arc::new(new))
     }
 

@@ -13,4 +13,4 @@ mod task;
 
 pub use empty::EmptyBackend;
 pub use mesh::{MESH_HINTS, MeshBackend, MeshOptions};
-pub use regroup::{Common, Handle, Identity, Lineage, Regroup, Roster};
+pub use regroup::{Common, Handle, Identity, Lineage, Place, Refusal, Regroup, Roster};

@@ -7,7 +7,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use comm_core::{CommOptions, Error, ErrorKind, Fnv, ReconfigureRequest, Result};
+use comm_core::{CommOptions, Context, Error, ErrorKind, Fnv, ReconfigureRequest, Result};
 use comm_transport::PROTOCOL;
 use parking_lot::Mutex;
 use serde::de::DeserializeOwned;
@@ -21,6 +21,8 @@ const PREFIX: &str = "rc1-";
 const LONGEST: usize = 64 << 10;
 /// The longest name of a communicator, in bytes.
 const LONGEST_NAME: usize = 256;
+/// Members that are named in an error.
+const SHOWN: usize = 8;
 
 /// How a backend's communicators get new memberships: one per communicator, held by its [`MeshBackend`] or
 /// [`EmptyBackend`](super::EmptyBackend).
@@ -36,12 +38,21 @@ pub trait Regroup: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     ///
-    /// As [`Roster::read`]; `StaleGeneration` when the communicator has been reconfigured; `Bootstrap` when not all
-    /// members come.
+    /// As [`Roster::read`]; `StaleGeneration` when the communicator has been reconfigured, or a member of the list; `Bootstrap`
+    /// when not all members come, or not with the same list.
     fn gather(&self, request: &ReconfigureRequest) -> Result<MeshBackend>;
 
     /// The lineage of a communicator that was made from this one in another way, by a split or by shrinking.
     fn branch(&self, name: &str, generation: u32) -> Arc<dyn Regroup>;
+
+    /// The communicator has been finalized: it comes to no attempt any more, and who waits for it there learns so at once.
+    fn close(&self);
+}
+
+/// Where a backend finds a communicator.
+pub trait Place: Clone + Serialize + DeserializeOwned {
+    /// The name of its host, for people, where that says anything.
+    fn host(&self) -> Option<&str>;
 }
 
 /// Which communicator a handle is of.
@@ -121,16 +132,13 @@ struct Body<P> {
     place: P,
 }
 
-impl<P: Serialize + DeserializeOwned> Handle<P> {
+impl<P: Place> Handle<P> {
     /// The handle as text, for backend `backend`.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for a place that is too large.
-    pub fn write(&self, backend: &str) -> Result<String>
-    where
-        P: Clone,
-    {
+    pub fn write(&self, backend: &str) -> Result<String> {
         let stamp = Stamp { protocol: u32::from(PROTOCOL), backend: backend.into() };
         let body = Body { token: self.token, common: self.common.clone(), place: self.place.clone() };
         let encoded = postcard::to_allocvec(&(stamp, body));
@@ -223,17 +231,33 @@ fn split(text: &str) -> Option<(Identity, Vec<u8>)> {
 pub struct Roster<P> {
     /// This rank.
     pub rank: usize,
+    /// The number that the user has given to the attempt.
+    pub uuid: u64,
     /// The generation of the new communicator: 1 more than the highest among the members.
     pub generation: u32,
     /// All members, in rank order.
     pub members: Vec<Handle<P>>,
     /// Names this attempt: equal on all that have passed the same handles in the same order and the same uuid.
     pub key: u64,
-    /// Another number of the same kind.
-    pub nonce: u64,
+    /// Equal on all that have passed the same uuid, whatever the handles.
+    pub attempt: u64,
 }
 
-impl<P: Serialize + DeserializeOwned> Roster<P> {
+/// Why a member does not come to an attempt, as it says itself or as others know.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The list has a handle of an earlier generation of it; it is at generation `now`.
+    Stale {
+        /// Its generation.
+        now: u32,
+    },
+    /// It has been finalized.
+    Finalized,
+    /// It makes an attempt with the same uuid and other handles, or the same in another order.
+    Differs,
+}
+
+impl<P: Place> Roster<P> {
     /// Reads the handles of a request, of which one must be the caller's own: `own`, and `token` if it has been given
     /// away.
     ///
@@ -258,7 +282,7 @@ impl<P: Serialize + DeserializeOwned> Roster<P> {
         let mine = &members[rank];
         if mine.identity.generation != own.generation {
             let (ours, theirs) = (own.generation, mine.identity.generation);
-            return Err(ErrorKind::StaleGeneration { ours, theirs }.into());
+            return Err(ErrorKind::StaleGeneration { ours, theirs, rank: None }.into());
         }
         if token != Some(mine.token) {
             return Err(Error::invalid(format!("handle {rank} looks like this communicator's own, but is not")));
@@ -277,24 +301,101 @@ impl<P: Serialize + DeserializeOwned> Roster<P> {
                 return Err(Error::new(ErrorKind::Bootstrap { what, arrived: Vec::new(), missing: Vec::new() }));
             }
         }
-        let hash = |salt: u8| {
-            let mut h = Fnv::default();
-            h.write(&[salt]);
-            h.write(&request.uuid.to_le_bytes());
-            for m in &members {
-                h.write(&m.identity.number.to_le_bytes());
-                h.write(&m.token.to_le_bytes());
-            }
-            h.finish()
-        };
-        let (key, nonce) = (hash(1), hash(2));
-        Ok(Self { rank, generation, members, key, nonce })
+        let mut h = Fnv::default();
+        h.write(&request.uuid.to_le_bytes());
+        let attempt = h.finish();
+        for m in &members {
+            h.write(&m.identity.number.to_le_bytes());
+            h.write(&m.token.to_le_bytes());
+        }
+        Ok(Self { rank, uuid: request.uuid, generation, members, key: h.finish(), attempt })
     }
 
     /// Ranks in the new communicator.
     #[must_use]
     pub fn size(&self) -> usize {
         self.members.len()
+    }
+
+    /// The member that is communicator `number`.
+    #[must_use]
+    pub fn rank_of(&self, number: u64) -> Option<usize> {
+        self.members.iter().position(|m| m.identity.number == number)
+    }
+
+    /// Members, in words.
+    #[must_use]
+    pub fn names(&self, ranks: &[usize]) -> String {
+        let name = |r: &usize| match self.members[*r].place.host() {
+            // Somebody else's text.
+            Some(host) => format!("rank {r} on {}", host.chars().take(64).collect::<String>()),
+            None => format!("rank {r}"),
+        };
+        let mut all: Vec<String> = ranks.iter().take(SHOWN).map(name).collect();
+        if ranks.len() > SHOWN {
+            all.push(format!("{} more", ranks.len() - SHOWN));
+        }
+        all.join(", ")
+    }
+
+    /// This attempt has failed for lack of `missing`, while `arrived` were there.
+    #[must_use]
+    pub fn failed(&self, why: &str, arrived: &[usize], missing: Vec<usize>) -> Error {
+        let what = format!("attempt {} to reconfigure, of {} members: {why}", self.uuid, self.size());
+        let mut here: Vec<usize> = arrived.iter().chain([&self.rank]).copied().collect();
+        here.retain(|r| !missing.contains(r));
+        here.sort_unstable();
+        here.dedup();
+        let arrived = here.into_iter().take(4 * SHOWN).map(|r| self.names(&[r])).collect();
+        Error::new(ErrorKind::Bootstrap { what, arrived, missing })
+    }
+
+    /// This attempt has failed because time was up before `who`, the members `missing`, had come.
+    #[must_use]
+    pub fn late(&self, who: &str, arrived: &[usize], missing: Vec<usize>) -> Error {
+        let what = format!(
+            "time was up before {who} had come; all members call reconfigure with the same uuid and the same handles in \
+             the same order"
+        );
+        self.failed(&what, arrived, missing)
+    }
+
+    /// This attempt has failed because of what member `rank` is, or passes.
+    #[must_use]
+    pub fn refused(&self, rank: usize, refusal: Refusal) -> Error {
+        match refusal {
+            Refusal::Stale { now } => {
+                let theirs = self.members[rank].identity.generation;
+                ErrorKind::StaleGeneration { ours: now, theirs, rank: Some(rank) }.into()
+            }
+            Refusal::Finalized => {
+                let what = format!("{} cannot come: its communicator has been finalized", self.names(&[rank]));
+                self.failed(&what, &[], vec![rank])
+            }
+            Refusal::Differs => {
+                let what = format!(
+                    "members do not fit together: {} and {} pass different handles, or the same in different orders; all \
+                     members pass the same",
+                    self.names(&[self.rank]),
+                    self.names(&[rank])
+                );
+                self.failed(&what, &[], Vec::new())
+            }
+        }
+    }
+
+    /// An error of the attempt, with what it was about.
+    #[must_use]
+    pub fn in_call(&self, e: Error, options: &CommOptions) -> Error {
+        if matches!(e.kind(), ErrorKind::InvalidArgument { .. }) {
+            // There is no communicator yet that would still be usable.
+            return e;
+        }
+        e.with_context(|| Context {
+            comm: Some(options.effective_name().into()),
+            rank: Some((self.rank, self.size())),
+            ..Context::default()
+        })
     }
 }
 
@@ -314,20 +415,22 @@ struct State<H> {
     attempt: Option<u64>,
     /// The generation of the communicator that has taken its place.
     successor: Option<u32>,
+    /// It has been finalized.
+    finalized: bool,
 }
 
 impl<H> Lineage<H> {
     /// One that nobody knows yet.
     #[must_use]
     pub const fn new(identity: Identity) -> Self {
-        Self { identity, state: Mutex::new(State { home: None, attempt: None, successor: None }) }
+        Self { identity, state: Mutex::new(State { home: None, attempt: None, successor: None, finalized: false }) }
     }
 
     /// Its home, which is opened if there is none.
     ///
     /// # Errors
     ///
-    /// `StaleGeneration` once it has been reconfigured; those of `open`.
+    /// `StaleGeneration` once it has been reconfigured; `Finalized` once it has been closed; those of `open`.
     pub fn home(&self, open: impl FnOnce() -> Result<H>) -> Result<Arc<H>> {
         let mut state = self.state.lock();
         self.check(&state)?;
@@ -339,13 +442,21 @@ impl<H> Lineage<H> {
         Ok(home)
     }
 
+    /// Nobody finds it any more, from now on. Its home, if it has one that no attempt uses.
+    pub fn close(&self) -> Option<Arc<H>> {
+        let mut state = self.state.lock();
+        state.finalized = true;
+        let home = state.home.take();
+        home.filter(|_| state.attempt.is_none())
+    }
+
     /// Makes an attempt to be reconfigured: `gather` gets the home, if there is one, and returns what has come of it and
     /// its generation. From its success on this lineage is spent.
     ///
     /// # Errors
     ///
-    /// `StaleGeneration` once it has been reconfigured; `InvalidArgument` while another attempt is being made; those of
-    /// `gather`.
+    /// `StaleGeneration` once it has been reconfigured; `Finalized` once it has been closed; `InvalidArgument` while
+    /// another attempt is being made; those of `gather`.
     pub fn attempt<T>(&self, uuid: u64, gather: impl FnOnce(Option<&H>) -> Result<(T, u32)>) -> Result<T> {
         let mut state = self.state.lock();
         self.check(&state)?;
@@ -368,7 +479,8 @@ impl<H> Lineage<H> {
     fn check(&self, state: &State<H>) -> Result<()> {
         let ours = self.identity.generation;
         match state.successor {
-            Some(theirs) => Err(ErrorKind::StaleGeneration { ours, theirs }.into()),
+            Some(theirs) => Err(ErrorKind::StaleGeneration { ours, theirs, rank: None }.into()),
+            None if state.finalized => Err(ErrorKind::Finalized.into()),
             None => Ok(()),
         }
     }

@@ -142,7 +142,7 @@ impl CommInner {
     /// What calls on a stale handle get.
     pub(crate) fn stale_error(&self) -> Error {
         let (ours, theirs) = (self.backend.info().generation, self.successor.load(Ordering::Acquire));
-        ErrorKind::StaleGeneration { ours, theirs }.into()
+        ErrorKind::StaleGeneration { ours, theirs, rank: None }.into()
     }
 
     /// Why the communicator cannot be used any more, if so.
@@ -473,7 +473,8 @@ impl Communicator {
 
     /// Ends the communicator in an orderly way. Collective: waits for what is in flight here, then for
     /// all ranks, at most `timeout`. One that another membership has replaced, and a dynamic one without members, end
-    /// at once and well.
+    /// at once and well; so does one of which a [`reconfigure_async`](Self::reconfigure_async) is in flight, as soon as
+    /// that has succeeded. From here on it comes to no membership: who waits for it there learns so at once.
     ///
     /// # Errors
     ///
@@ -487,12 +488,12 @@ impl Communicator {
             return Err(Error::new(ErrorKind::Finalized).with_context(|| i.context(Some(&desc), None)));
         };
         let start = i.clock().now();
-        let result = if matches!(from, HandleState::Stale | HandleState::Memberless) {
+        let result = if from == HandleState::Stale {
             // Nobody is waited for, and what is in flight ends here.
             i.backend.close();
             i.drain(start.after(timeout))
         } else {
-            self.finalize_members(start, timeout)
+            self.finalize_members(from, start, timeout)
         };
         i.transition(HandleState::Finalizing, HandleState::Finalized);
         if i.observers.any() {
@@ -501,13 +502,25 @@ impl Communicator {
         result.map_err(|e| e.with_context(|| Context { op: Some("finalize".into()), ..i.context(None, None) }))
     }
 
-    fn finalize_members(&self, start: Time, timeout: Duration) -> Result<()> {
+    fn finalize_members(&self, from: HandleState, start: Time, timeout: Duration) -> Result<()> {
         let i = self.inner();
         // Asked first: ending the backend may put its failure away.
         let failed = i.backend.failure().map_or(Ok(()), Err);
         let drained = i.drain(start.after(timeout));
+        let replaced = || i.successor.load(Ordering::Acquire) != 0;
+        if replaced() {
+            // By a reconfigure that was under way: now it is like any that another membership has replaced.
+            i.backend.close();
+            return drained;
+        }
         let left = timeout.saturating_sub(i.clock().now().since(start));
         let ended = i.backend.finalize(left);
+        let stale = |e: &Error| matches!(e.kind(), ErrorKind::StaleGeneration { rank: None, .. });
+        let moving = || replaced() || i.reconfiguring.load(Ordering::Acquire);
+        // A dynamic one without members has nobody to end with; or another thread's reconfigure has come to its end.
+        if from == HandleState::Memberless || (ended.as_ref().is_err_and(stale) && moving()) {
+            return drained;
+        }
         // What others called instead is said best in terms of this call.
         let failed = match &ended {
             Err(e) if failed.is_err() && matches!(e.kind(), ErrorKind::Mismatch { .. }) => ended.clone(),

@@ -4,6 +4,7 @@ use comm_core::{ErrorKind, OpDesc, Operation, PeerCause, Result};
 
 use super::failure::Failure;
 use super::group::{Gone, Known, REASON, SILENT};
+use super::news::End;
 use super::state::{COLLECTIVE, State};
 use crate::frame::{FRAGMENT, Header, Kind};
 
@@ -19,7 +20,7 @@ impl State {
         if group.left.is_some() {
             return;
         }
-        if how == Gone::Closed {
+        if how != Gone::Finalized {
             // Who leaves because a member is lost must not be taken for the cause.
             self.blame_suspects(g);
         }
@@ -27,12 +28,12 @@ impl State {
         group.left = Some(how);
         group.agreement.leave();
         // Who has failed waits for nobody.
-        group.over = how == Gone::Closed || group.failed.is_some();
+        group.over = how != Gone::Finalized || group.failed.is_some();
         // The reason goes first: a member that has not heard it yet must not blame this rank for leaving.
         if let Some(f) = group.failed.clone() {
             self.tell_failure(g, &f);
         }
-        self.tell_end(g, u64::from(how == Gone::Finalized));
+        self.tell_end(g, End::Left(how));
         // What peers have sent for calls that this rank will not make now.
         let early = self.peers.iter().enumerate().find_map(|(p, peer)| {
             let future = |u: &&super::state::Unexpected| {
@@ -55,9 +56,11 @@ impl State {
     pub(crate) fn all_finalized(&mut self, g: usize) -> Option<Result<()>> {
         let group = self.group(g)?;
         if group.failed.is_none()
-            && let Some(rank) = group.gone.iter().position(|g| *g == Some(Gone::Closed))
+            && let Some((rank, how)) =
+                group.gone.iter().enumerate().find_map(|(r, g)| Some((r, g.filter(|g| *g != Gone::Finalized)?)))
         {
-            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+            let error = how.error(rank, group.generation);
+            self.fail_group(g, error, true);
         }
         // One that said goodbye and then was lost before its farewell.
         let lost = self.group(g)?.members.iter().enumerate().find_map(|(r, m)| {
@@ -90,7 +93,7 @@ impl State {
         }
         let group = self.group_mut(g)?;
         if !std::mem::replace(&mut group.parted, true) {
-            self.tell_end(g, 2);
+            self.tell_end(g, End::Farewell);
         }
         ended.then_some(Ok(()))
     }
@@ -184,8 +187,8 @@ impl State {
         if group.left.is_some() {
             return Some(Err(ErrorKind::Finalized.into()));
         }
-        if group.gone[rank].is_some() {
-            return Some(Err(ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into()));
+        if let Some(how) = group.gone[rank] {
+            return Some(Err(how.error(rank, group.generation)));
         }
         // A lost peer fails the group a moment later; until then its explanation may still arrive.
         None
@@ -227,7 +230,7 @@ impl State {
                 // Who sends something else has nothing to compare.
                 let silent = postcard::from_bytes::<Vec<(u64, OpDesc)>>(&payload).unwrap_or_default();
                 let silent = if silent.len() <= SILENT { silent } else { Vec::new() };
-                self.apply_goodbye(g, rank, h.offset.min(3), silent);
+                self.apply_goodbye(g, rank, End::from(h.offset), silent);
             }
             Kind::News => self.heard(p, g, &payload),
             Kind::Agree => self.agree_frame(p, g, rank, &payload),

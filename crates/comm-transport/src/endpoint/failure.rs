@@ -186,6 +186,19 @@ impl State {
         }
     }
 
+    /// Another membership, of generation `theirs`, has taken the group's place for this rank: as
+    /// [`close_group`](Self::close_group), and the others know why.
+    pub(crate) fn leave_for(&mut self, g: usize, theirs: u32) {
+        self.say_goodbye(g, Gone::Moved(theirs));
+        if let Some(group) = self.group_mut(g)
+            && group.failed.is_none()
+        {
+            let error = ErrorKind::StaleGeneration { ours: group.generation, theirs, rank: None }.into();
+            group.failed = Some(Failure { origin: group.rank, error, calls: None });
+            self.end_ops(g);
+        }
+    }
+
     pub(super) fn tell_failure(&mut self, g: usize, failure: &Failure) {
         let Some(members) = self.group(g).map(|g| g.members.clone()) else { return };
         self.tell_failure_to(g, failure, &members);
@@ -236,12 +249,23 @@ impl State {
             | ErrorKind::StaleGeneration { .. }
             | ErrorKind::Bootstrap { .. } => f.error.kind().clone().into(),
             _ if f.origin == group.rank => f.error.clone(),
-            // All who wait in a monitored barrier learn the same, whoever's time was up first.
-            ErrorKind::Timeout { missing, .. } if !missing.contains(&group.rank) && is_barrier(own, &f.error) => {
+            // All who have called a monitored barrier learn the same, in it and later, whoever's time was up first.
+            ErrorKind::Timeout { missing, .. } if !missing.contains(&group.rank) && self.was_in_barrier(g, own, &f.error) => {
                 f.error.kind().clone().into()
             }
             _ => told(),
         }
+    }
+
+    /// Whether an error comes from a monitored barrier that this rank has called: in `own`, which it is about to see the
+    /// error in, or before.
+    fn was_in_barrier(&self, g: usize, own: Option<(u64, OpDesc)>, error: &Error) -> bool {
+        let barrier = Operation::MonitoredBarrier;
+        let Some(seq) = error.context().seq.filter(|_| error.context().op.as_deref() == Some(barrier.name())) else {
+            return false;
+        };
+        let here = own.filter(|(s, _)| *s == seq).map(|(_, d)| d).or_else(|| self.own_call(g, seq));
+        here.is_some_and(|d| d.operation == barrier)
     }
 
     /// The failure as finalize should put it, which stands for a call that this rank has not made.
@@ -282,8 +306,9 @@ impl State {
     pub(super) fn fail_if_needed(&mut self, g: usize, p: usize, rank: usize) {
         let peer = &self.peers[p];
         let waits = peer.posted.iter().any(|x| x.key.group == g) || peer.tx.has_data(g);
-        if waits {
-            self.fail_group(g, ErrorKind::PeerFailed { rank, cause: PeerCause::Closed }.into(), true);
+        if waits && let Some(group) = self.group(g) {
+            let error = group.gone[rank].unwrap_or(Gone::Closed).error(rank, group.generation);
+            self.fail_group(g, error, true);
         }
     }
 
@@ -405,16 +430,6 @@ impl State {
             self.finish_op(op, Err(error));
         }
     }
-}
-
-/// Whether a call is the monitored barrier that an error comes from.
-fn is_barrier(own: Option<(u64, OpDesc)>, error: &Error) -> bool {
-    let barrier = Operation::MonitoredBarrier;
-    own.is_some_and(|(seq, desc)| {
-        desc.operation == barrier
-            && error.context().seq == Some(seq)
-            && error.context().op.as_deref() == Some(barrier.name())
-    })
 }
 
 /// Whether two calls differ: for collectives by the table, for messages in type or count.

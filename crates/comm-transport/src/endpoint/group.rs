@@ -35,6 +35,19 @@ pub(super) const REASON: usize = 4096;
 pub(crate) enum Gone {
     Finalized,
     Closed,
+    /// It is in another membership now, of this generation.
+    Moved(u32),
+}
+
+impl Gone {
+    /// What calls that need it, member `rank` of a group of generation `ours`, end with.
+    pub(super) fn error(self, rank: usize, ours: u32) -> Error {
+        match self {
+            Self::Finalized | Self::Closed => ErrorKind::PeerFailed { rank, cause: PeerCause::Closed },
+            Self::Moved(theirs) => ErrorKind::StaleGeneration { ours, theirs, rank: Some(rank) },
+        }
+        .into()
+    }
 }
 
 struct Closed {
@@ -464,11 +477,8 @@ impl State {
         if group.gone[rank].is_none() && self.is_reachable(p) {
             return Some(found);
         }
-        let cause = if group.gone[rank].is_some() {
-            PeerCause::Closed
-        } else {
-            self.peers[p].down.unwrap_or(PeerCause::Killed)
-        };
+        let lost = || ErrorKind::PeerFailed { rank, cause: self.peers[p].down.unwrap_or(PeerCause::Killed) }.into();
+        let error = group.gone[rank].map_or_else(lost, |how| how.error(rank, group.generation));
         if group.gone[rank].is_none() && group.failed.is_none() && self.peers[p].down.is_some() {
             // Blame is decided in a moment; the operation waits for that.
             return None;
@@ -477,7 +487,7 @@ impl State {
             self.forsaken(op, p);
             return None;
         }
-        self.fail_group(g, ErrorKind::PeerFailed { rank, cause }.into(), true);
+        self.fail_group(g, error, true);
         None
     }
 }

@@ -14,14 +14,7 @@ impl Endpoint {
     /// The group's failure; `Timeout` that names those that have not come.
     pub fn await_links(&self, g: GroupId, peers: &[usize], timeout: Duration) -> Result<()> {
         let start = self.clock().now();
-        let mut st = self.state.lock();
-        let index = match check(&st, g) {
-            Ok(i) => i,
-            Err(e) => {
-                self.settle(st);
-                return Err(e);
-            }
-        };
+        let (mut st, index) = self.enter(g)?;
         let members = st.group(index).map(|g| g.members.clone()).unwrap_or_default();
         let wanted: Vec<(usize, usize)> = peers.iter().filter_map(|r| Some((*r, *members.get(*r)?))).collect();
         for (_, p) in &wanted {

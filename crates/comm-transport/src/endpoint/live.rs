@@ -169,7 +169,7 @@ impl State {
             match g.gone[rank] {
                 None => true,
                 Some(Gone::Finalized) => g.left.is_some() && !g.farewell[rank],
-                Some(Gone::Closed) => false,
+                Some(Gone::Closed | Gone::Moved(_)) => false,
             }
         })
     }

@@ -17,6 +17,7 @@ enum Letter {
     Vouch(usize),
     Unanswered(usize),
     Ended(usize),
+    CallOff(Error),
 }
 
 /// Letters that nobody has opened yet.
@@ -68,6 +69,11 @@ impl Endpoint {
         self.deliver(Letter::Ended(peer));
     }
 
+    /// Fails all groups of the endpoint, on all members. Never waits for the endpoint.
+    pub fn call_off(&self, cause: &Error) {
+        self.deliver(Letter::CallOff(cause.clone()));
+    }
+
     fn deliver(&self, letter: Letter) {
         self.mail.letters.lock().push(letter);
         self.mail.full.store(true, Ordering::SeqCst);
@@ -105,6 +111,7 @@ impl State {
                 Letter::Vouch(p) => self.vouched(p),
                 Letter::Unanswered(p) => self.unanswered(p),
                 Letter::Ended(p) => self.process_ended(p),
+                Letter::CallOff(e) => (0..self.groups.len()).for_each(|g| self.fail_group(g, e.clone(), true)),
             }
         }
     }

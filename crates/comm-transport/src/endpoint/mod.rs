@@ -36,7 +36,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use comm_core::{Clock, Error, ErrorKind, OpDesc, Parker, Pending, Phase, Result, Time, check_outside_operator};
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::agree::Survivors;
 use self::flight::Flight;
@@ -234,9 +234,8 @@ impl Endpoint {
         timeout: Duration,
         task: &mut dyn Task,
     ) -> Result<()> {
-        let mut st = self.state.lock();
-        let opened = check(&st, g).and_then(|g| st.open_op(g, seq, desc, timeout));
-        let op = match opened {
+        let (mut st, index) = self.enter(g)?;
+        let op = match st.open_op(index, seq, desc, timeout) {
             Ok(op) => op,
             Err(e) => {
                 self.settle(st);
@@ -318,6 +317,12 @@ impl Endpoint {
         self.on_group(g, |st, g| st.fail_group(g, cause.clone(), true));
     }
 
+    /// Another membership, of generation `theirs`, has taken a group's place for this rank. What it has open here ends with
+    /// `StaleGeneration`; the other members' calls that need this rank end so as well, and name it.
+    pub fn leave_for(&self, g: GroupId, theirs: u32) {
+        self.on_group(g, |st, g| st.leave_for(g, theirs));
+    }
+
     /// The error that a group has failed with.
     #[must_use]
     pub fn failure(&self, g: GroupId) -> Option<Error> {
@@ -372,16 +377,25 @@ impl Endpoint {
     pub fn recv_control(&self, g: GroupId, peer: usize, tag: u32, timeout: Duration) -> Result<Vec<u8>> {
         check_outside_operator()?;
         let start = self.clock().now();
-        let st = self.state.lock();
-        let index = match check(&st, g) {
-            Ok(i) => i,
-            Err(e) => {
-                self.settle(st);
-                return Err(e);
-            }
-        };
+        let (st, index) = self.enter(g)?;
         let got = self.drive(st, Some(start.after(timeout)), |st| st.take_message(index, peer, tag));
         got.unwrap_or_else(|| Err(self.timeout(start, vec![peer])))
+    }
+
+    /// The endpoint's state, to go on with, and a group's place in it.
+    ///
+    /// # Errors
+    ///
+    /// `Finalized` when the group is gone.
+    fn enter(&self, g: GroupId) -> Result<(MutexGuard<'_, State>, usize)> {
+        let st = self.state.lock();
+        match check(&st, g) {
+            Ok(index) => Ok((st, index)),
+            Err(e) => {
+                self.settle(st);
+                Err(e)
+            }
+        }
     }
 
     fn timeout(&self, start: Time, missing: Vec<usize>) -> Error {
@@ -401,14 +415,7 @@ impl Endpoint {
     /// The group's failure; `PeerFailed` when a member left without finalizing; `Timeout`.
     pub fn finalize(&self, g: GroupId, timeout: Duration) -> Result<()> {
         let start = self.clock().now();
-        let mut st = self.state.lock();
-        let index = match check(&st, g) {
-            Ok(i) => i,
-            Err(e) => {
-                self.settle(st);
-                return Err(e);
-            }
-        };
+        let (mut st, index) = self.enter(g)?;
         // What the group has failed with must be read before saying goodbye ends it.
         let failed = st.group(index).filter(|g| g.failed.is_some()).map(|_| st.localized_at_finalize(index));
         if let Some(e) = failed {

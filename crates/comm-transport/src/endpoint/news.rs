@@ -26,12 +26,47 @@ const RELAYED: usize = 4096;
 const GOODBYE: u8 = 1;
 const FAREWELL: u8 = 2;
 
+/// What a goodbye frame says, in its offset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// 0: closed; 1: finalized; 4 and more: moved on, to a membership of generation `offset - 4`.
+    Left(Gone),
+    /// 2: has seen all others leave.
+    Farewell,
+    /// 3: nothing more will come.
+    LastWord,
+}
+
+impl From<u64> for End {
+    fn from(offset: u64) -> Self {
+        match offset {
+            0 => Self::Left(Gone::Closed),
+            1 => Self::Left(Gone::Finalized),
+            2 => Self::Farewell,
+            3 => Self::LastWord,
+            n => Self::Left(Gone::Moved(u32::try_from(n - 4).unwrap_or(u32::MAX))),
+        }
+    }
+}
+
+impl From<End> for u64 {
+    fn from(end: End) -> Self {
+        match end {
+            End::Left(Gone::Closed) => 0,
+            End::Left(Gone::Finalized) => 1,
+            End::Farewell => 2,
+            End::LastWord => 3,
+            End::Left(Gone::Moved(generation)) => Self::from(generation) + 4,
+        }
+    }
+}
+
 /// That a member has left, or has seen all others leave.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Fact {
     rank: u32,
-    /// As the offset of a goodbye frame: 0 closed, 1 finalized, 2 farewell.
-    how: u8,
+    /// As the offset of a goodbye frame, see [`End`].
+    how: u64,
     /// Members beyond the overlay that hear it on a link.
     direct: Vec<u32>,
     silent: Vec<(u64, OpDesc)>,
@@ -169,10 +204,11 @@ impl State {
     }
 
     /// This rank leaves, or has seen all others leave: tells everybody.
-    pub(super) fn tell_end(&mut self, g: usize, how: u64) {
+    pub(super) fn tell_end(&mut self, g: usize, end: End) {
         let Some(group) = self.group(g) else { return };
-        let h = Header { offset: how, ..Header::new(Kind::Goodbye, group.id, group.generation) };
-        let silent: Vec<(u64, OpDesc)> = if how == 1 { group.silent.iter().copied().collect() } else { Vec::new() };
+        let h = Header { offset: end.into(), ..Header::new(Kind::Goodbye, group.id, group.generation) };
+        let silent: Vec<(u64, OpDesc)> =
+            if end == End::Left(Gone::Finalized) { group.silent.iter().copied().collect() } else { Vec::new() };
         let payload = if silent.is_empty() { Vec::new() } else { postcard::to_allocvec(&silent).unwrap_or_default() };
         self.tell_linked(g, h, &payload);
         let Some(group) = self.group(g).filter(|g| g.sparse) else { return };
@@ -180,10 +216,10 @@ impl State {
             .filter(|r| self.is_linked(group.members[*r]) && !group.overlay.contains(r))
             .map(|r| r as u32)
             .collect();
-        let fact = Fact { rank: group.rank as u32, how: how as u8, direct, silent };
+        let fact = Fact { rank: group.rank as u32, how: end.into(), direct, silent };
         let rank = group.rank;
         if let Some(group) = self.group_mut(g) {
-            group.heard[rank] |= if how == 2 { FAREWELL } else { GOODBYE };
+            group.heard[rank] |= if end == End::Farewell { FAREWELL } else { GOODBYE };
             group.news.push(fact);
         }
         self.has_news = true;
@@ -194,7 +230,7 @@ impl State {
     pub(super) fn say_last_word(&mut self, g: usize) {
         let Some(group) = self.group_mut(g).filter(|g| g.sparse && !g.ended) else { return };
         group.ended = true;
-        let h = Header { offset: 3, ..Header::new(Kind::Goodbye, group.id, group.generation) };
+        let h = Header { offset: End::LastWord.into(), ..Header::new(Kind::Goodbye, group.id, group.generation) };
         self.tell_linked(g, h, &[]);
     }
 
@@ -235,10 +271,11 @@ impl State {
         for f in facts {
             let Some(group) = self.group_mut(g) else { return };
             let (rank, me, n) = (f.rank as usize, group.rank, group.members.len());
-            if rank >= n || f.how > 2 || f.direct.len() > n || f.silent.len() > SILENT {
+            let end = End::from(f.how);
+            if rank >= n || end == End::LastWord || f.direct.len() > n || f.silent.len() > SILENT {
                 return self.corrupt(p, format!("news of rank {rank} of {n} that makes no sense"));
             }
-            let bit = if f.how == 2 { FAREWELL } else { GOODBYE };
+            let bit = if end == End::Farewell { FAREWELL } else { GOODBYE };
             if group.heard[rank] & bit != 0 || !group.sparse {
                 continue;
             }
@@ -247,29 +284,28 @@ impl State {
             let on_a_link = group.is_neighbour(rank, me) || f.direct.contains(&(me as u32));
             self.has_news = true;
             if rank != me && (bit == FAREWELL || !on_a_link) {
-                self.apply_goodbye(g, rank, u64::from(f.how), f.silent);
+                self.apply_goodbye(g, rank, end, f.silent);
             }
         }
     }
 
     /// A member has said goodbye.
-    pub(super) fn apply_goodbye(&mut self, g: usize, rank: usize, how: u64, silent: Vec<(u64, OpDesc)>) {
+    pub(super) fn apply_goodbye(&mut self, g: usize, rank: usize, end: End, silent: Vec<(u64, OpDesc)>) {
         self.ended = true;
         let Some(group) = self.group_mut(g) else { return };
         let p = group.members[rank];
-        match how {
+        match end {
             // Not its goodbye as well: that may still be on its way over a link, behind data.
-            2 => group.farewell[rank] = true,
-            3 => group.last_word[rank] = true,
-            _ => {
-                let gone = if how == 0 { Gone::Closed } else { Gone::Finalized };
+            End::Farewell => group.farewell[rank] = true,
+            End::LastWord => group.last_word[rank] = true,
+            End::Left(gone) => {
                 group.gone[rank] = Some(gone);
-                if how == 1 && !silent.is_empty() {
+                if gone == Gone::Finalized && !silent.is_empty() {
                     group.silent_of[rank] = silent;
                 }
                 match gone {
                     Gone::Finalized => self.miss(g, p),
-                    Gone::Closed => self.fail_if_needed(g, p, rank),
+                    Gone::Closed | Gone::Moved(_) => self.fail_if_needed(g, p, rank),
                 }
                 self.agree_without_member(g, rank);
             }
@@ -308,4 +344,19 @@ fn frames(news: &[Fact]) -> Vec<Vec<u8>> {
         }
     }
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ends_are_read_as_they_were_written() {
+        let left = [Gone::Closed, Gone::Finalized, Gone::Moved(0), Gone::Moved(u32::MAX)].map(End::Left);
+        for end in left.into_iter().chain([End::Farewell, End::LastWord]) {
+            assert_eq!(End::from(u64::from(end)), end);
+        }
+        // A peer may send any number.
+        assert_eq!(End::from(u64::MAX), End::Left(Gone::Moved(u32::MAX)));
+    }
 }

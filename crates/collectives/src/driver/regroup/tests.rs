@@ -8,6 +8,12 @@ use super::*;
 
 type Place = (String, u16);
 
+impl super::Place for Place {
+    fn host(&self) -> Option<&str> {
+        Some(&self.0)
+    }
+}
+
 fn handle(number: u64, generation: u32) -> Handle<Place> {
     let common = Common { name: "dp".into(), checksum: false, secret: false };
     let place = ("somewhere".to_owned(), 7);
@@ -53,13 +59,55 @@ fn sorted_texts_are_sorted_by_identity() {
 #[test]
 fn attempts_differ_by_uuid_members_and_order() {
     let (a, b) = (text(1, 0), text(2, 0));
-    let key = |uuid, handles: &[String]| read(uuid, handles, 1, 0).map(|r| (r.key, r.nonce)).unwrap();
+    let key = |uuid, handles: &[String]| read(uuid, handles, 1, 0).map(|r| (r.key, r.attempt)).unwrap();
     let first = key(1, &[a.clone(), b.clone()]);
-    assert_eq!(first, read(1, &[a.clone(), b.clone()], 2, 0).map(|r| (r.key, r.nonce)).unwrap());
+    assert_eq!(first, read(1, &[a.clone(), b.clone()], 2, 0).map(|r| (r.key, r.attempt)).unwrap());
     assert_ne!(first.0, first.1);
-    assert_ne!(first, key(2, &[a.clone(), b.clone()]));
-    assert_ne!(first, key(1, &[b, a.clone()]));
-    assert_ne!(first, key(1, &[a]));
+    let other = key(2, &[a.clone(), b.clone()]);
+    assert!(first.0 != other.0 && first.1 != other.1);
+    // By the uuid alone they are known to be meant for the same.
+    for handles in [vec![b, a.clone()], vec![a]] {
+        let other = key(1, &handles);
+        assert!(first.0 != other.0 && first.1 == other.1);
+    }
+}
+
+#[test]
+fn refusals_name_who_does_not_come_and_why() {
+    let r = read(7, &[text(9, 4), text(3, 2), text(5, 6)], 9, 4).unwrap();
+    assert_eq!((r.rank_of(5), r.rank_of(6)), (Some(2), None));
+    let stale = ErrorKind::StaleGeneration { ours: 3, theirs: 2, rank: Some(1) };
+    let e = r.refused(1, Refusal::Stale { now: 3 });
+    assert_eq!(e.kind(), &stale);
+    assert!(e.to_string().contains("the handle of rank 1 is stale: it is of generation 2, and rank 1 at 3"), "{e}");
+    let ErrorKind::Bootstrap { what, arrived, missing } = r.refused(1, Refusal::Finalized).kind().clone() else {
+        panic!("another kind")
+    };
+    assert!(what.starts_with("attempt 7 to reconfigure, of 3 members: rank 1 on somewhere cannot come"), "{what}");
+    assert_eq!((arrived, missing), (vec!["rank 0 on somewhere".to_owned()], vec![1]));
+    let e = r.refused(2, Refusal::Differs);
+    assert!(e.to_string().contains("rank 0 on somewhere and rank 2 on somewhere pass different handles"), "{e}");
+    let e = r.failed("why", &[2, 0, 1], vec![1]);
+    let ErrorKind::Bootstrap { arrived, .. } = e.kind() else { panic!("{e}") };
+    assert_eq!(arrived, &["rank 0 on somewhere", "rank 2 on somewhere"]);
+}
+
+#[test]
+fn who_is_closed_comes_to_no_attempt_and_gives_its_home_back() {
+    let lineage: Lineage<u8> = Lineage::new(Identity { number: 1, generation: 4 });
+    lineage.home(|| Ok(7)).unwrap();
+    let failed = lineage.attempt::<()>(1, |home| {
+        // The attempt has it.
+        assert_eq!((lineage.close(), home), (None, Some(&7)));
+        Err(Error::invalid("no"))
+    });
+    assert!(failed.is_err());
+    for e in [lineage.home(|| unreachable!()).unwrap_err(), lineage.attempt::<()>(2, |_| unreachable!()).unwrap_err()] {
+        assert_eq!(e.kind(), &ErrorKind::Finalized);
+    }
+    let other: Lineage<u8> = Lineage::new(Identity { number: 1, generation: 4 });
+    other.home(|| Ok(7)).unwrap();
+    assert_eq!((other.close().as_deref(), other.close()), (Some(&7), None));
 }
 
 #[test]
@@ -92,7 +140,7 @@ fn wrong_handles_are_named_by_their_index() {
 fn own_handles_of_another_generation_are_stale() {
     for (ours, theirs) in [(3, 2), (2, 3)] {
         let e = read(1, &[text(1, theirs)], 1, ours).unwrap_err();
-        assert_eq!(e.kind(), &ErrorKind::StaleGeneration { ours, theirs });
+        assert_eq!(e.kind(), &ErrorKind::StaleGeneration { ours, theirs, rank: None });
     }
     // Made up by somebody who knows the identity.
     let own = Identity { number: 1, generation: 0 };
@@ -157,7 +205,7 @@ fn a_lineage_makes_one_attempt_at_a_time_and_is_spent_by_success() {
     });
     assert!(failed.is_err());
     assert_eq!(lineage.attempt(3, |home| Ok((*home.unwrap(), 9))).unwrap(), 7);
-    let stale = ErrorKind::StaleGeneration { ours: 4, theirs: 9 };
+    let stale = ErrorKind::StaleGeneration { ours: 4, theirs: 9, rank: None };
     assert_eq!(lineage.home(|| Ok(8)).unwrap_err().kind(), &stale);
     assert_eq!(lineage.attempt::<()>(4, |_| unreachable!("it is spent")).unwrap_err().kind(), &stale);
 }

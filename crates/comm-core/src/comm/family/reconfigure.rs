@@ -220,15 +220,24 @@ impl Communicator {
     /// `hints` are added to those of the options; the other options and the observers stay. `timeout` is for this call.
     ///
     /// After success this handle is stale: what is in flight on it and every later call end with
-    /// [`StaleGeneration`](ErrorKind::StaleGeneration), as do calls of old members that are left out. After an error it is
-    /// what it was, and the call may be made again.
+    /// [`StaleGeneration`](ErrorKind::StaleGeneration). Old members that are left out find this rank gone: their calls that
+    /// need it end with `StaleGeneration` that names it, and the old communicator has failed with that on all who are left,
+    /// as with any loss. What they have among themselves up to then goes on: a call to which this rank has given its part
+    /// before it moved on comes to its end, and they can [`shrink`](Self::shrink). After an error this handle is what it
+    /// was, and the call may be made again.
+    ///
+    /// Members that are there learn at once when one of them, or one that they wait for, passes other members or the same
+    /// in another order with the same `uuid`, is named by a stale handle, was finalized or is gone. Who has not called yet
+    /// is waited for until `timeout`; so is one whose attempt has failed meanwhile, because it may call again.
     ///
     /// Counterpart: torchcomms `reconfigure`; `ncclCommGrow` and `ncclCommShrink`; `MPI_Comm_create_from_group`.
     ///
     /// # Errors
     ///
     /// `InvalidArgument` for no or equal handles, unknown hints, and while another `reconfigure` of this handle is under
-    /// way; `Unsupported` on backends with a fixed membership; `Timeout` or `Bootstrap` when not all members came.
+    /// way; `Unsupported` on backends with a fixed membership; `Timeout` or `Bootstrap` when not all members came, or not
+    /// with the same handles and settings: it names two that differ; `StaleGeneration` when this communicator's own handle in the
+    /// list, or, naming it, another member's, is not that of its newest generation.
     pub fn reconfigure(
         &self,
         uuid: u64,
@@ -243,7 +252,8 @@ impl Communicator {
     }
 
     /// Asynchronous [`reconfigure`](Self::reconfigure). When the work is dropped, the attempt runs to its end and the new
-    /// communicator is closed.
+    /// communicator is closed. It needs nothing of this communicator: when that is dropped, the work goes on.
+    /// [`finalize`](Self::finalize) waits for it: after its success it ends at once and well, else with the old members.
     ///
     /// # Errors
     ///
@@ -296,11 +306,11 @@ impl Communicator {
     }
 
     /// Asynchronous [`shrink`](Self::shrink). When the work is dropped, it runs to its end and the new communicator is
-    /// closed.
+    /// closed. It needs this communicator: when the last clone is dropped before, the work ends with `Finalized`.
     ///
     /// # Errors
     ///
-    /// Those of the call; those of the agreement come from the work.
+    /// Those of the call; those of the agreement, and `Finalized`, come from the work.
     pub fn shrink_async(&self, timeout: Duration) -> Result<Work<Self>> {
         let i = self.inner();
         let n = i.membership_call(Operation::Shrink, timeout, Form::Async)?;

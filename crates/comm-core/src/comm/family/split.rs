@@ -155,11 +155,12 @@ impl Communicator {
     }
 
     /// Asynchronous [`split`](Self::split). Several may be under way at a time; they are ordered by their calls. When the
-    /// work is dropped, the split runs to its end and the child is closed.
+    /// work is dropped, the split runs to its end and the child is closed. It needs this communicator: when the last clone
+    /// is dropped before, the work ends with `Finalized`, here, and with this rank's `PeerFailed` on the others.
     ///
     /// # Errors
     ///
-    /// `InvalidArgument` as there; the other errors come from the work.
+    /// `InvalidArgument` as there; the other errors, and `Finalized`, come from the work.
     pub fn split_async(&self, ranks: &[usize], options: impl Into<SplitOptions>) -> Result<Work<Option<Self>>> {
         Splitting::admit(self, Choice::Ranks(ranks.to_vec()), options.into(), Form::Async)?.launch()
     }

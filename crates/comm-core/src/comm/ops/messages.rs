@@ -98,7 +98,7 @@ impl Communicator {
 
     /// A [`barrier`](Self::barrier) to find out who is missing: if not all ranks have come after `timeout`, every rank
     /// that has come gets a [`Timeout`](crate::ErrorKind::Timeout) with all the missing ones, however short the time; the
-    /// communicator has failed then, and the late ranks get `Aborted` with that text. When it returns well, every rank
+    /// communicator has failed with it then, and ranks that come later get `Aborted` with that text. When it returns well, every rank
     /// knew that all had come. It costs a message from each rank to each other one, and two barriers: the second one,
     /// which has as much time again, keeps a late rank from passing by what the others have left for it. Collective.
     ///

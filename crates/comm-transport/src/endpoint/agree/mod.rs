@@ -52,14 +52,7 @@ impl Endpoint {
         let until = start.after(timeout);
         let pause = ASK_AFTER.min(timeout / 4).max(Duration::from_millis(1));
         loop {
-            let st = self.state.lock();
-            let index = match check(&st, g) {
-                Ok(i) => i,
-                Err(e) => {
-                    self.settle(st);
-                    return Err(e);
-                }
-            };
+            let (st, index) = self.enter(g)?;
             let now = st.now();
             if let Some(r) = self.drive(st, Some(until.min(now.after(pause))), |st| st.survivors(index)) {
                 return r;
@@ -117,7 +110,7 @@ impl State {
         group.agreement.call();
         let decision = group.agreement.take();
         let (rank, ours) = (group.rank, group.generation);
-        let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1) };
+        let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1), rank: None };
         let result = match decision {
             // One that the others have given up, while it was stopped or cut off, and that finds nobody of them.
             Some((_, set)) if set.iter().eq([rank]) && group.given_up => Some(Err(stale().into())),
