@@ -328,7 +328,7 @@ impl Case {
                 let even = Self { bytes: self.evened(), ..*self };
                 let patience = self.patience_of_one();
                 let counts = Engine::one(costs, n, self.symmetry(), patience, 0).run(|r| even.schedule(r))?;
-                Ok(self.uneven(counts))
+                Ok(self.uneven(counts, &costs))
             }
             Mode::Line => self.line(costs, n, budget),
         }
@@ -347,13 +347,19 @@ impl Case {
     }
 
     /// Counts of the evened run, with what is known of the ring whose chunks are single elements or empty.
-    fn uneven(&self, counts: Counts) -> Counts {
+    fn uneven(&self, counts: Counts, costs: &Costs) -> Counts {
         let elements = self.bytes / UNIT;
         if self.algorithm != Algorithm::AllReduceRing || elements >= self.n {
             return counts;
         }
         let (hops, chunks, bytes) = (2 * (self.n as u64 - 1), elements as u64, self.bytes as u64);
+        // Where a rank has a message in every hop, these follow each other as fast as it can take them; the few that there are go at the speed of one
+        // alone, after they have drawn apart.
+        let alone = costs.alpha + costs.port(UNIT) + costs.last_copy(UNIT) + costs.overhead;
+        let free = hops * alone + hops / 2 * costs.fold(UNIT);
+        let apart = chunks * (counts.time.saturating_sub(free) / hops.max(1));
         Counts {
+            time: counts.time.min(free + apart),
             messages: hops * chunks,
             bytes: hops * bytes,
             // Each chunk comes round twice.

@@ -218,3 +218,27 @@ impl Plan for Exchange {
         Ok(sent)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_looks_at_those_alone_that_need_what_it_has() {
+        for n in 1..9 {
+            for rank in 0..n {
+                let shape = Shape { rank, size: n, bytes: 4, unit: 4, in_place: false, segment: 0 };
+                let to = |goal| {
+                    let e = Exchange { shape, goal, blocks: Layout::Even(4), segment: 4 };
+                    e.receivers().map(|d| (rank + d) % n).collect::<Vec<_>>()
+                };
+                let others: Vec<_> = (rank + 1..n).chain(0..rank).collect();
+                assert_eq!((to(Goal::All), to(Goal::Blocks)), (others.clone(), others));
+                for root in 0..n {
+                    let want = if rank == root { Vec::new() } else { vec![root] };
+                    assert_eq!(to(Goal::Root(root)), want, "rank {rank} of {n}, root {root}");
+                }
+            }
+        }
+    }
+}
