@@ -12,7 +12,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use benches::scale::measure::{Ahead, Effort, measure};
+use benches::scale::measure::{Effort, measure};
 use benches::scale::report::{Report, seconds};
 use benches::scale::{Budget, Case, Fit, Measured, Mode, Model, Rates, Row, algorithms};
 use collectives::Algorithm;
@@ -149,9 +149,7 @@ impl Options {
         if self.quick {
             args.push("--quick".into());
         }
-        let ahead = Ahead::begin();
         let code = launch::spawn_program(2, &program.into_os_string(), &args)?;
-        drop(ahead);
         let found = read(&file);
         let _ = std::fs::remove_file(&file);
         if code != ExitCode::SUCCESS {

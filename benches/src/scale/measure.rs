@@ -91,30 +91,6 @@ const WAITED: f64 = 0.02;
 /// Batches that are enough for quartiles; with fewer that count, all do.
 const ENOUGH: usize = 8;
 
-/// While it lives, this session's programs come before those of others on this machine: long messages would be interrupted by them
-/// in every batch. Without the right to that (the administrator has it), more batches are. What measures pauses for two thirds of the time.
-#[derive(Debug)]
-pub struct Ahead(String);
-
-const AUTOGROUP: &str = "/proc/self/autogroup";
-
-impl Ahead {
-    /// Begins.
-    #[must_use]
-    pub fn begin() -> Self {
-        // As "/autogroup-25 nice 0".
-        let before = std::fs::read_to_string(AUTOGROUP).unwrap_or_default();
-        let _ = std::fs::write(AUTOGROUP, "-20");
-        Self(before.split_whitespace().last().unwrap_or("0").to_owned())
-    }
-}
-
-impl Drop for Ahead {
-    fn drop(&mut self) {
-        let _ = std::fs::write(AUTOGROUP, &self.0);
-    }
-}
-
 /// What the kernel knows about the time for which this thread was ready to run, and did not.
 struct Waits(Option<File>);
 
@@ -193,7 +169,6 @@ pub fn measure(effort: Effort) -> Result<Measured> {
     loop {
         // Not before both are here, or each would count the other's pause as its own round, and pause for twice as long.
         bench.comm.barrier()?;
-        let began = Instant::now();
         let mut round = Vec::new();
         // Interleaved, so that a bad moment of the machine does not hit one size alone.
         for (i, p) in PLAN.iter().enumerate() {
@@ -220,8 +195,6 @@ pub fn measure(effort: Effort) -> Result<Measured> {
         if end[0] == 1 {
             break;
         }
-        // See `Ahead`: others must run as well.
-        std::thread::sleep(2 * began.elapsed());
     }
     let gammas = (bench.gamma(SEGMENT)?, bench.gamma(32 * MIB)?);
     bench.comm.finalize(Duration::from_secs(10))?;

@@ -105,7 +105,7 @@ impl Guilt {
                     None => Ok(missing[0]),
                 }
             }
-            ErrorKind::StaleGeneration { ours, theirs } if ours < theirs && self.outlives(me) => Ok(me),
+            ErrorKind::StaleGeneration { ours, theirs, rank: None } if ours < theirs && self.outlives(me) => Ok(me),
             ErrorKind::StaleGeneration { .. } => Err("nothing has happened to the rank that has it".into()),
             _ => Err("no fault leads to errors of this kind".into()),
         }
