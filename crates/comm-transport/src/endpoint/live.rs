@@ -26,7 +26,7 @@ use crate::overlay::Prober;
 const LEAST_GRACE: Duration = Duration::from_millis(250);
 /// How many times the time for an answer it may take until the prober says that there is none.
 const LONGEST_QUESTION: u32 = 4;
-/// No heartbeats more often than this, whatever peers ask for.
+/// No heartbeats more often than this, whatever peers ask for; and no timeout is shorter.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long nothing may come any more from a process that has ended before its link is given up.
 const LAST_READ: Duration = Duration::from_millis(10);
@@ -44,6 +44,8 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn new(timeout: Duration, prober: Option<Arc<dyn Prober>>, now: Time) -> Self {
+        // In a heartbeat, less than a microsecond would read as none.
+        let timeout = timeout.max(LEAST_INTERVAL);
         Self { timeout, prober, active: timeout != Duration::MAX, next: now }
     }
 
