@@ -217,7 +217,7 @@ fn timeouts_of_any_length_make_sense() {
         assert_eq!(hear(&mut peer), (HEARTBEAT, 1000), "{own:?}");
         let start = Instant::now();
         assert!(is(&failure(&us, g), PeerCause::NoHeartbeat), "{own:?}");
-        assert!(start.elapsed() < SOON, "{own:?}: {:?}", start.elapsed());
+        assert!(start.elapsed() < 2 * SOON, "{own:?}: {:?}", start.elapsed());
         // A peer that answers lives.
         let asked = Arc::new(Asked::default());
         let (us, g, _peer) = scene(own, Some(Arc::clone(&asked) as Arc<dyn Prober>));
