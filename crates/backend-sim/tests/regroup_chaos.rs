@@ -266,3 +266,30 @@ fn who_was_stopped_while_another_died_finds_no_world_of_its_own() {
         }
     }
 }
+
+/// Stopped beyond its own deadline in the middle of the search for survivors: what has come meanwhile, to the very end of
+/// the connections, says more than that nobody has come.
+#[test]
+fn who_was_stopped_beyond_its_own_deadline_blames_nobody_who_is_well() {
+    for n in 2..6 {
+        for seed in 0..10 {
+            let faults = Faults::new().pause(0, When::At(Duration::from_millis(1)), 40 * SECOND);
+            let options = CommOptions::new().timeout(ATTEMPT).heartbeat_timeout(SECOND);
+            let run = Simulation::new(n).seed(seed).options(options).faults(faults).run(|comm| {
+                if comm.rank() == 0 {
+                    comm.abort("enough");
+                } else {
+                    comm.options().clock.sleep(Duration::from_millis(5));
+                }
+                comm.agree_survivors(ATTEMPT)
+            });
+            let run = run.unwrap();
+            let rest: Vec<usize> = (1..n).collect();
+            for r in &rest {
+                assert_eq!(run.ranks[*r].value(), Some(&rest), "{}", run.failure("survivors"));
+            }
+            let stale = matches!(run.ranks[0].error().map(Error::kind), Some(ErrorKind::StaleGeneration { .. }));
+            assert!(stale, "{}", run.failure("the one that was stopped"));
+        }
+    }
+}
