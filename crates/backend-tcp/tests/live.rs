@@ -126,6 +126,22 @@ fn a_rank_in_a_long_reduce_function_lives() {
     }
 }
 
+/// It computes for several timeouts and calls nothing, with one busy thread per core, and with three: the second way
+/// vouches for it. Its program holds the endpoint, so that nothing comes on the first.
+#[test]
+fn a_rank_that_only_computes_lives() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    for busy in [cores, 3 * cores] {
+        let mut w = World::start(3, SECOND / 2, &[]);
+        for _ in 1..busy {
+            w.all("burn", 1..=1);
+        }
+        w.all("spin 3000", 0..3);
+        w.all("cause", 0..3);
+        w.all("finalize", 0..3);
+    }
+}
+
 /// Ranks that call without pause still have time for those that they exchange nothing with.
 #[test]
 fn a_loop_of_short_calls_leaves_nobody_silent() {

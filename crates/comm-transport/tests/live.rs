@@ -209,6 +209,33 @@ fn the_shorter_timeout_counts_for_both() {
     }
 }
 
+/// No timeout is shorter than a millisecond: below a microsecond it would read as none at the other end. Nor is one too long.
+#[test]
+fn timeouts_of_any_length_make_sense() {
+    for own in [Duration::ZERO, Duration::from_nanos(1), Duration::from_micros(999), MS] {
+        let (us, g, mut peer) = scene(own, None);
+        assert_eq!(hear(&mut peer), (HEARTBEAT, 1000), "{own:?}");
+        let start = Instant::now();
+        assert!(is(&failure(&us, g), PeerCause::NoHeartbeat), "{own:?}");
+        assert!(start.elapsed() < 2 * SOON, "{own:?}: {:?}", start.elapsed());
+        // A peer that answers lives.
+        let asked = Arc::new(Asked::default());
+        let (us, g, _peer) = scene(own, Some(Arc::clone(&asked) as Arc<dyn Prober>));
+        asked.tell.set(Arc::downgrade(&us));
+        std::thread::sleep(600 * MS);
+        assert!(us.failure(g).is_none(), "{own:?}: {:?}", us.failure(g));
+    }
+    for own in [Duration::MAX - Duration::from_nanos(1), Duration::from_secs(u64::MAX), Duration::from_secs(1 << 40)] {
+        use std::io::Write;
+        let (us, g, mut peer) = scene(own, None);
+        peer.write_all(&Frame { offset: u64::MAX, ..frame(HEARTBEAT) }.bytes(0, &[])).unwrap();
+        peer.write_all(&Frame { step: 3, total: 5, ..frame(CONTROL) }.bytes(1, b"hello")).unwrap();
+        assert_eq!(us.recv_control(g, 1, 3, LIMIT).unwrap(), b"hello", "{own:?}");
+        std::thread::sleep(300 * MS);
+        assert!(us.failure(g).is_none(), "{own:?}: {:?}", us.failure(g));
+    }
+}
+
 /// Who has finalized owes nothing until this rank finalizes too; then it has to be there.
 #[test]
 fn silence_after_a_goodbye_counts_in_finalize_only() {

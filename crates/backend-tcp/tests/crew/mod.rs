@@ -29,18 +29,32 @@ pub struct Crew {
     scene: &'static str,
 }
 
+/// This test binary.
+fn here() -> Command {
+    Command::new(std::env::current_exe().unwrap())
+}
+
 impl Crew {
     pub fn start(n: usize, scene: &'static str) -> Self {
-        let (tell, lines) = channel();
-        let directory = tempfile::tempdir().unwrap();
-        let mut crew = Self { children: Vec::new(), lines, heard: Vec::new(), tell, directory, scene };
+        let mut crew = Self::empty(scene);
         (0..n).for_each(|_| crew.another());
         crew
     }
 
+    pub fn empty(scene: &'static str) -> Self {
+        let (tell, lines) = channel();
+        let directory = tempfile::tempdir().unwrap();
+        Self { children: Vec::new(), lines, heard: Vec::new(), tell, directory, scene }
+    }
+
     pub fn another(&mut self) {
+        self.another_at(here());
+    }
+
+    /// One more, started by a command that runs this test binary.
+    pub fn another_at(&mut self, mut place: Command) {
         let number = self.children.len();
-        let mut c = Command::new(std::env::current_exe().unwrap())
+        let mut c = place
             .args(["--exact", "child", "--nocapture", "--test-threads=1"])
             .env(SCENE, self.scene)
             .env(DIRECTORY, self.directory.path())

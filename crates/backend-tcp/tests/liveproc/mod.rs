@@ -172,7 +172,8 @@ pub fn child() {
         let done = match command {
             "barrier" => comm.barrier(),
             "reduce" => sum(&comm),
-            "operator" => operator(&comm, Duration::from_millis(number)),
+            "operator" => operator(&comm, Duration::from_millis(number), std::thread::sleep),
+            "spin" => operator(&comm, Duration::from_millis(number), spin),
             "stream" => stream(&comm, number as usize),
             "loop" => calls(&comm, Duration::from_millis(number)),
             "shrink" => match comm.shrink(LIMIT).and_then(|smaller| sum(&smaller).map(|()| smaller)) {
@@ -242,12 +243,19 @@ fn sum(comm: &Communicator) -> Result<()> {
     Ok(())
 }
 
-/// A reduction whose function takes its time on rank 1, and no core, while it holds the endpoint: the others see it silent.
-fn operator(comm: &Communicator, time: Duration) -> Result<()> {
+fn spin(time: Duration) {
+    let start = Instant::now();
+    while start.elapsed() < time {
+        std::hint::spin_loop();
+    }
+}
+
+/// A reduction whose function takes its time on rank 1, while it holds the endpoint: the others see it silent.
+fn operator(comm: &Communicator, time: Duration, pass: fn(Duration)) -> Result<()> {
     let time = if comm.rank() == 1 { time } else { Duration::ZERO };
     let slow = op::custom(
         move |a: &mut [u64], b: &[u64]| {
-            std::thread::sleep(time);
+            pass(time);
             a.iter_mut().zip(b).for_each(|(a, b)| *a += b);
         },
         true,

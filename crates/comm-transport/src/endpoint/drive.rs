@@ -10,6 +10,9 @@ use parking_lot::MutexGuard;
 use super::state::State;
 use super::{Endpoint, FLUSH, NAP};
 
+/// Passes over the links before a call says that time is up; somebody may send without end.
+const LAST_PASSES: usize = 64;
+
 impl Endpoint {
     pub(super) fn with<R>(&self, f: impl FnOnce(&mut State) -> R) -> R {
         let mut st = self.state.lock();
@@ -94,8 +97,12 @@ impl Endpoint {
                     break done;
                 }
                 if until.is_some_and(|t| t <= st.now()) {
-                    // Who has been stopped itself finds what has come meanwhile, which says more than that time is up.
-                    st.progress(true);
+                    // Who has been stopped itself finds what has come meanwhile, which says more than that time is up:
+                    // all of it, as the end of a connection shows only after what was sent before it.
+                    let mut passes = 0;
+                    while st.progress(true) && passes < LAST_PASSES {
+                        passes += 1;
+                    }
                     break look(&mut st);
                 }
                 all = true;

@@ -26,7 +26,7 @@ use crate::overlay::Prober;
 const LEAST_GRACE: Duration = Duration::from_millis(250);
 /// How many times the time for an answer it may take until the prober says that there is none.
 const LONGEST_QUESTION: u32 = 4;
-/// No heartbeats more often than this, whatever peers ask for.
+/// No heartbeats more often than this, whatever peers ask for; and no timeout is shorter.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 /// How long nothing may come any more from a process that has ended before its link is given up.
 const LAST_READ: Duration = Duration::from_millis(10);
@@ -44,6 +44,8 @@ pub(crate) struct Live {
 
 impl Live {
     pub(crate) fn new(timeout: Duration, prober: Option<Arc<dyn Prober>>, now: Time) -> Self {
+        // In a heartbeat, less than a microsecond would read as none.
+        let timeout = timeout.max(LEAST_INTERVAL);
         Self { timeout, prober, active: timeout != Duration::MAX, next: now }
     }
 
@@ -194,7 +196,10 @@ impl State {
             return;
         }
         let timeout = self.live.timeout;
-        let late = timeout != Duration::MAX && now > self.live.next.after(timeout / 2);
+        // By less than half of the time for an answer matters to nobody: else a rank with a timeout of a millisecond would
+        // be late all the time where cores are rare, and never come to find anybody dead.
+        let much = (timeout / 2).max(LEAST_GRACE / 2);
+        let late = timeout != Duration::MAX && now > self.live.next.after(much);
         if late {
             // This process has slept itself.
             self.progress(true);
