@@ -1,7 +1,8 @@
 // Gloo's side of `cargo xtask bench compare`: gloo RANK WORLD FOLDER PINNED LIMIT_S CASES, once per rank; see ruler.h.
 //
 // Over Gloo's TCP transport on 127.0.0.1, the only one it has between processes of one host. Operations are those of its
-// present interface; reduce_scatter, which that lacks, is the class for it.
+// present interface; reduce_scatter, which that lacks, is the class for it. With long messages its results are wrong now and then:
+// ranks other than 0 copy their block to the front of the buffer while the send from there may still go on.
 #include <chrono>
 #include <exception>
 #include <memory>

@@ -87,7 +87,18 @@ impl Lab for Machine {
 fn compare(args: &[String]) -> Result<(), String> {
     let o = Options::parse(args)?;
     check_peers(&o.against, &o.peers)?;
+    let free = field("/proc/meminfo", "MemAvailable");
+    let free = free.split(' ').next().and_then(|kib| kib.parse::<usize>().ok()).map_or(usize::MAX, |kib| kib << 10);
+    if o.memory() > free / 10 * 8 {
+        return Err(format!(
+            "the ranks need {} MiB and more, of {} MiB that are free: take a smaller --world or smaller --sizes",
+            o.memory() >> 20,
+            free >> 20
+        ));
+    }
     side::remove_stale();
+    // The program that runs, whatever is committed meanwhile.
+    let commit = first("git", &["describe", "--always", "--dirty", "--exclude", "*"]);
     let start = Instant::now();
     let end = start + o.budget;
     let mut machine = Machine { cores: place::cores(), end, table_end: end, start };
@@ -96,17 +107,19 @@ fn compare(args: &[String]) -> Result<(), String> {
     let before = load();
     let results = drive::run(&o, &mut machine);
     let took = start.elapsed();
-    let context = context(&o, args, &before, took);
+    let context = context(&o, args, commit, &before, took);
     let cores = machine.cores.len();
     write(&o.out.join("cpu.md"), &report::markdown(&o, &results, &context, cores))?;
     write(&o.json, &report::json_rows(&o, &results, cores))?;
     let rows: usize = results.tables.iter().map(|t| t.rows.len()).sum();
     println!("{rows} rows in {:.0} s: {} and {}", took.as_secs_f64(), o.out.join("cpu.md").display(), o.json.display());
-    let failures: Vec<&str> = results.failures().collect();
-    if failures.is_empty() {
-        Ok(())
-    } else {
-        Err(format!("{} launches failed:\n{}", failures.len(), failures.join("\n")))
+    let (ours, theirs): (Vec<_>, Vec<_>) = results.failures().partition(|(side, _)| *side == Side::Ours);
+    for (_, failure) in &theirs {
+        println!("a peer failed: {failure}");
+    }
+    match ours.as_slice() {
+        [] => Ok(()),
+        [(_, first), ..] => Err(format!("{} launches of ours failed; the first: {first}", ours.len())),
     }
 }
 
@@ -124,19 +137,26 @@ fn first(program: &str, args: &[&str]) -> String {
     text.lines().next().map_or_else(|| "unknown".to_owned(), |l| l.trim().to_owned())
 }
 
+/// The value behind `name:` in a file of /proc.
+fn field(file: &str, name: &str) -> String {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let value = text.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim().to_owned()));
+    value.unwrap_or_else(|| "unknown".to_owned())
+}
+
 fn load() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-/// As it was typed; where the peers' programs lie is this machine's own affair.
+/// As it was typed, but for where the peers' programs lie, which is this machine's own affair, and the note, which has a line of its own.
 fn command(args: &[String]) -> String {
     let mut shown = vec!["cargo xtask bench compare"];
     let mut args = args.iter().map(String::as_str);
     while let Some(arg) = args.next() {
-        if arg == "--peers" {
+        if ["--peers", "--note"].contains(&arg) {
             args.next();
-        } else if !arg.starts_with("--peers=") {
+        } else if !arg.starts_with("--peers=") && !arg.starts_with("--note=") {
             shown.push(arg);
         }
     }
@@ -144,12 +164,7 @@ fn command(args: &[String]) -> String {
 }
 
 /// Where, when and how.
-fn context(o: &Options, args: &[String], load_before: &str, took: Duration) -> Context {
-    let field = |file: &str, name: &str| {
-        let text = std::fs::read_to_string(file).unwrap_or_default();
-        let value = text.lines().find_map(|l| l.strip_prefix(name)?.split_once(':').map(|(_, v)| v.trim().to_owned()));
-        value.unwrap_or_else(|| "unknown".to_owned())
-    };
+fn context(o: &Options, args: &[String], commit: String, load_before: &str, took: Duration) -> Context {
     let cores = place::cores().len();
     let congestion = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control").unwrap_or_default();
     let mut versions = format!("rustcomms {}, {}", env!("CARGO_PKG_VERSION"), first("rustc", &["--version"]));
@@ -182,7 +197,7 @@ fn context(o: &Options, args: &[String], load_before: &str, took: Duration) -> C
             ),
         ),
         ("versions", versions),
-        ("commit", first("git", &["describe", "--always", "--dirty", "--exclude", "*"])),
+        ("commit", commit),
         ("date", first("date", &["-u", "+%F"])),
         ("command", command(args)),
         (
@@ -225,6 +240,9 @@ fn context(o: &Options, args: &[String], load_before: &str, took: Duration) -> C
             o.worlds.iter().max().unwrap_or(&0)
         ),
     ));
+    if !o.note.is_empty() {
+        context.push(("note", o.note.clone()));
+    }
     context.push(("took", format!("{:.0} s", took.as_secs_f64())));
     context
 }

@@ -13,11 +13,12 @@ pub const USAGE: &str = "cargo xtask bench compare: ours beside Open MPI and Glo
     --sizes LIST        bytes, or with K or M for KiB and MiB (8,1K,64K,1M,16M,256M)
     --pin WHICH         yes, no or both: ranks on one core each, or where the system puts them (both)
     --rounds N          pairs that a row needs (9 in worlds of 2, 5 in larger ones)
-    --scale F           times the usual number of iterations (1)
+    --scale F           times the usual number of iterations (1; at most 10)
     --budget SECONDS    no round begins later (3600)
     --quick             a smoke test: few sizes, 2 rounds, a tenth of the iterations
     --json FILE         where the rows go (DIR/cpu.json)
     --out DIR           where cpu.md goes (benches/results; with --quick target/compare)
+    --note TEXT         a line for cpu.md: what else ran meanwhile, say
     --peers DIR         the programs of the peers (target/peers)
 ";
 
@@ -169,6 +170,7 @@ pub struct Options {
     pub json: PathBuf,
     pub out: PathBuf,
     pub peers: PathBuf,
+    pub note: String,
 }
 
 impl Options {
@@ -193,6 +195,7 @@ impl Options {
             json: PathBuf::new(),
             out: if quick { "target/compare".into() } else { "benches/results".into() },
             peers: "target/peers".into(),
+            note: String::new(),
         };
         let mut args = args.iter();
         while let Some(arg) = args.next() {
@@ -200,7 +203,10 @@ impl Options {
             if arg == "--quick" {
                 continue;
             }
-            if !USAGE.lines().any(|l| l.trim_start().split(' ').next() == Some(name)) || name == "--quick" {
+            let known = name.starts_with("--")
+                && USAGE.lines().any(|l| l.trim_start().split(' ').next() == Some(name))
+                && name != "--quick";
+            if !known {
                 return Err(format!(
                     "compare does not know '{arg}'; `cargo xtask bench compare --help` lists its options"
                 ));
@@ -244,10 +250,11 @@ impl Options {
                     }
                 }
                 "--rounds" => o.rounds = Some(number(name, value, 1.0, 1000.0)? as usize),
-                "--scale" => o.scale = number(name, value, 1e-3, 1e3)?,
+                "--scale" => o.scale = number(name, value, 1e-3, 10.0)?,
                 "--budget" => o.budget = Duration::from_secs_f64(number(name, value, 1.0, 1e6)?),
                 "--json" => o.json = value.into(),
                 "--out" => o.out = value.into(),
+                "--note" => o.note = value.into(),
                 _ => o.peers = value.into(),
             }
         }
@@ -266,6 +273,12 @@ impl Options {
     #[must_use]
     pub fn need(&self, world: usize) -> usize {
         self.rounds.unwrap_or(if world <= 2 { 9 } else { 5 })
+    }
+
+    /// Bytes that the ranks of the largest world have at a time, without what the libraries need.
+    #[must_use]
+    pub fn memory(&self) -> usize {
+        2 * self.worlds.iter().max().unwrap_or(&0) * self.sizes.iter().max().unwrap_or(&0)
     }
 
     /// The cases of an operation.
@@ -327,6 +340,7 @@ mod tests {
         assert_eq!((o.against.len(), o.worlds.as_slice(), o.ops.len()), (2, &[2, 4][..], 7));
         assert_eq!((o.need(2), o.need(4)), (9, 5));
         assert_eq!((o.json.to_str(), o.pins.len()), (Some("benches/results/cpu.json"), 2));
+        assert_eq!(o.memory(), 2 << 30);
         assert_eq!((o.sizes.first(), o.sizes.last()), (Some(&8), Some(&(256 << 20))));
     }
 
@@ -367,6 +381,8 @@ mod tests {
             ("--quick=yes", &["'--quick=yes'"]),
             ("--fast", &["'--fast'", "--help"]),
             ("all_reduce", &["'all_reduce'"]),
+            ("cargo x", &["'cargo'"]),
+            ("--scale 11", &["--scale", "10"]),
             ("--world 3", &["pairs", "world of 3", "--ops"]),
         ] {
             let e = parse(line).unwrap_err();
