@@ -3,6 +3,7 @@
 //!
 //! They are not tests: nothing here asserts on time.
 
+pub mod compare;
 pub mod scale;
 
 use std::time::{Duration, Instant};

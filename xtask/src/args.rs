@@ -10,9 +10,13 @@ use crate::fuzz::Fuzz;
 pub(crate) enum Command {
     Accept,
     Bench(Bench),
+    /// `bench compare`, whose options the program that compares understands.
+    Compare(Vec<String>),
     Chaos(Chaos),
     Ci(Selection),
-    Conformance { full: bool },
+    Conformance {
+        full: bool,
+    },
     Fuzz(Fuzz),
     Interop,
     Help,
@@ -37,6 +41,12 @@ impl Selection {
 /// Understands the arguments after `cargo xtask`.
 pub(crate) fn parse(args: &[String]) -> Result<Command, String> {
     let Some((command, rest)) = args.split_first() else { return Ok(Command::Help) };
+    if let [bench, name, options @ ..] = args
+        && bench == "bench"
+        && bench::Name::from_name(name) == Some(bench::Name::Compare)
+    {
+        return Ok(Command::Compare(options.to_vec()));
+    }
     if args.iter().any(|a| a == "--help" || a == "-h") {
         return Ok(Command::Help);
     }
@@ -182,7 +192,8 @@ USAGE
     cargo xtask interop-store                          our store and torchrun's ranks against a real PyTorch (pip: 6 GB)
     cargo xtask fuzz [--target T]... [--runs N] [--rss-limit-mb N]
                                                        feed the fuzz targets N inputs each (1000000), within N MiB (256)
-    cargo xtask bench NAME [--quick] [--out DIR]       run a benchmark whose results are kept in benches/results
+    cargo xtask bench scale [--quick] [--out DIR]      run a benchmark whose results are kept in benches/results
+    cargo xtask bench compare [OPTIONS]                likewise; --help lists its options
     cargo xtask help                                   this text
 
 STEPS OF ci
@@ -244,6 +255,9 @@ mod tests {
         assert_eq!(args("bench scale"), Ok(Command::Bench(bench(false, None))));
         assert_eq!(args("bench scale --quick --out there"), Ok(Command::Bench(bench(true, Some("there")))));
         assert_eq!(args("bench scale --out=there"), Ok(Command::Bench(bench(false, Some("there")))));
+        let compare = |o: &[&str]| Ok(Command::Compare(o.iter().map(|s| (*s).to_owned()).collect()));
+        assert_eq!(args("bench compare"), compare(&[]));
+        assert_eq!(args("bench compare --world 2 --help"), compare(&["--world", "2", "--help"]));
         assert!(args("bench").unwrap_err().contains("scale"));
         assert!(args("bench scales").unwrap_err().contains("'scales'"));
         assert!(args("bench scale --fast").unwrap_err().contains("'--fast'"));

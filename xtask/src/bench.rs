@@ -21,20 +21,25 @@ pub(crate) struct Bench {
 /// Which benchmark: a program of the package `benches` with this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Name {
+    Compare,
     Scale,
 }
 
 impl Name {
-    pub(crate) const ALL: [Self; 1] = [Self::Scale];
+    pub(crate) const ALL: [Self; 2] = [Self::Compare, Self::Scale];
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            Self::Compare => "compare",
             Self::Scale => "scale",
         }
     }
 
     pub(crate) const fn about(self) -> &'static str {
         match self {
+            Self::Compare => {
+                "ours beside Open MPI and Gloo; has options of its own, see `cargo xtask bench compare --help`"
+            }
             Self::Scale => "cost of each algorithm from 2 to 100,000 simulated ranks",
         }
     }

@@ -8,6 +8,7 @@ mod args;
 mod bench;
 mod chaos;
 mod ci;
+mod compare;
 mod conformance;
 mod crates;
 mod expect;
@@ -39,6 +40,9 @@ fn main() -> ExitCode {
             Ok(())
         }
         Ok(Command::Bench(bench)) => bench::run(&root(), &bench).map_err(|e| format!("bench: FAILED: {e}")),
+        Ok(Command::Compare(options)) => {
+            compare::run(&root(), &options).map_err(|e| format!("bench compare: FAILED: {e}"))
+        }
         Ok(Command::Ci(selection)) => ci::run(&root(), &selection),
         Ok(Command::Accept) => accept::run(&root()).map_err(|e| format!("accept: FAILED: {e}")),
         Ok(Command::Conformance { full }) => {
