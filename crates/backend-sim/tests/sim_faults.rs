@@ -175,6 +175,40 @@ fn a_rank_that_is_stopped_for_too_long_is_named() {
     }
 }
 
+/// Two of them wake up, lose all others, and have each other.
+#[test]
+fn ranks_that_were_given_up_together_are_no_world() {
+    let mut stopped = 0;
+    for seed in 0..30 {
+        let connect = if seed % 2 == 0 { "auto" } else { "ring" };
+        let options =
+            CommOptions::new().name("given up").heartbeat_timeout(Duration::from_secs(5)).hint("connect", connect);
+        let asleep = Duration::from_secs(60);
+        let faults = Faults::new().pause(0, When::Within(40), asleep).pause(3, When::Within(40), asleep);
+        let simulation = Simulation::new(6).seed(seed).options(options).faults(faults);
+        let outcome = simulation.run(|comm| {
+            let ended = (0..8).try_for_each(|_| comm.all_reduce(&mut [1i32; 5], op::Sum));
+            if ended.is_ok() {
+                return Ok(None);
+            }
+            Ok(Some(comm.shrink(Duration::from_secs(200)).map(|smaller| smaller.ranks().to_vec())))
+        });
+        let outcome = outcome.unwrap();
+        for (rank, ended) in outcome.ranks.iter().enumerate() {
+            match (rank, ended.value()) {
+                (_, Some(None)) => {}
+                (0 | 3, Some(Some(Err(_)))) => stopped += 1,
+                (_, Some(Some(Ok(ranks)))) => {
+                    let awake = [1, 2, 4, 5].iter().all(|r| ranks.contains(r));
+                    assert!(awake, "{}", outcome.failure(&format!("rank {rank} has found {ranks:?}")));
+                }
+                _ => panic!("seed {seed}, rank {rank}: {}", outcome.failure("it ended otherwise")),
+            }
+        }
+    }
+    assert!(stopped > 20, "{stopped}");
+}
+
 /// It wakes up in a world that has failed without it, and whose members are out of reach.
 #[test]
 fn a_rank_that_was_given_up_finds_no_world_of_its_own() {

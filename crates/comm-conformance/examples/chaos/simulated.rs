@@ -311,6 +311,13 @@ fn judge_after(plan: &Plan, r: usize, after: &After, guilt: &Guilt, e: &Error) -
     {
         return Ok(());
     }
+    // Who has stood still comes too late to what it has agreed on: the others have gone on without it, and have ended.
+    if let ErrorKind::Bootstrap { missing, .. } | ErrorKind::Timeout { missing, .. } = e.kind()
+        && guilt.silent.contains(&r)
+        && !missing.is_empty()
+    {
+        return Ok(());
+    }
     match (&after.survivors, e.context().rank) {
         (_, Some((_, size))) if size == plan.size => guilt.judge(r, e).map(drop),
         // Those who had agreed are numbered in their order.

@@ -220,7 +220,9 @@ impl State {
                 // Who hears of it first tells those whom the first ones cannot.
                 Ok(f) => {
                     let Some(group) = self.group_mut(g) else { return };
-                    group.given_up |= f.names(group.rank);
+                    if f.names(group.rank) && !group.given_up.contains(&f.origin) {
+                        group.given_up.push(f.origin);
+                    }
                     let pass_on = group.sparse;
                     self.fail(g, f, pass_on);
                 }

@@ -90,8 +90,8 @@ pub(crate) struct Group {
     pub(crate) rank: usize,
     pub(crate) window: u64,
     pub(crate) failed: Option<Failure>,
-    /// Another member has said that it took this one for dead.
-    pub(super) given_up: bool,
+    /// Members that have said that they took this one for dead.
+    pub(super) given_up: Vec<usize>,
     pub(super) open: Vec<(u64, OpId)>,
     history: VecDeque<Closed>,
     pub(super) newest: Option<u64>,
@@ -256,7 +256,7 @@ impl State {
             parts: HashMap::new(),
             monitor: Monitor::default(),
             agreement: Agreement::new(rank, n),
-            given_up: false,
+            given_up: Vec::new(),
         };
         self.await_members(&group.members);
         let window = group.window;

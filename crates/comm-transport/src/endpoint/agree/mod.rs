@@ -14,7 +14,7 @@ use std::time::Duration;
 use comm_core::{ErrorKind, PeerCause, Result, check_outside_operator};
 
 pub(super) use self::machine::Agreement;
-use self::machine::{Message, What};
+use self::machine::{Message, Set, What};
 use super::group::Group;
 use super::state::State;
 use super::{Endpoint, GroupId, check};
@@ -92,6 +92,13 @@ impl Endpoint {
 }
 
 impl Group {
+    /// Whether `set`, which this rank is to go on with, lacks some of those who have said that they took it for dead, and is
+    /// not more than half of the group. One whose link to a single other was cut stays with the rest.
+    fn is_left_behind(&self, set: &Set) -> bool {
+        let minority = 2 * set.iter().count() <= self.members.len();
+        minority && self.given_up.iter().any(|a| !set.has(*a))
+    }
+
     fn last_survivors(&self) -> Option<Survivors> {
         let (number, set, repeated) = self.agreement.last()?;
         Some(Survivors { number, ranks: set.iter().collect(), repeated })
@@ -112,8 +119,9 @@ impl State {
         let (rank, ours) = (group.rank, group.generation);
         let stale = || ErrorKind::StaleGeneration { ours, theirs: ours.saturating_add(1), rank: None };
         let result = match decision {
-            // One that the others have given up, while it was stopped or cut off, and that finds nobody of them.
-            Some((_, set)) if set.iter().eq([rank]) && group.given_up => Some(Err(stale().into())),
+            // One that others have given up, while it was stopped or cut off, and that finds none of them, or others like
+            // itself: those who gave it up have agreed without it.
+            Some((_, set)) if group.is_left_behind(&set) => Some(Err(stale().into())),
             Some((_, set)) if set.has(rank) => group.last_survivors().map(Ok),
             None if !group.agreement.is_out() => None,
             _ => Some(Err(stale().into())),
