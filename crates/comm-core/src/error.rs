@@ -450,6 +450,12 @@ impl fmt::Display for Error {
             ErrorKind::Bootstrap { .. } if c.op.as_deref() == Some(Operation::Reconfigure.name()) => {
                 "the old communicator is as it was: call again with another uuid and the handles of those who can come"
             }
+            // Those who go on need a communicator that has not been finalized.
+            ErrorKind::PeerFailed { .. } | ErrorKind::Aborted { .. }
+                if c.op.as_deref() == Some(Operation::Finalize.name()) =>
+            {
+                "calls that returned well are complete; to go on after such a loss, make a `barrier` before finalize"
+            }
             kind => kind.advice(),
         };
         write!(f, "{} ({advice})", self.kind())
@@ -482,6 +488,16 @@ mod tests {
         let text = Error::new(ErrorKind::Mismatch { seq: 3, ranks: vec![2], theirs, ours }).to_string();
         assert!(text.contains("at message 3: rank 2 called send(f32, count 5)"), "{text}");
         assert!(text.contains("(count differs)"), "{text}");
+    }
+
+    #[test]
+    fn a_failed_finalize_does_not_advise_what_cannot_be_done_any_more() {
+        let lost = || Error::from(ErrorKind::PeerFailed { rank: 1, cause: PeerCause::Killed });
+        let of = |op: &str| lost().with_context(|| Context { op: Some(op.into()), ..Context::default() }).to_string();
+        assert!(of("barrier").contains("`shrink`"));
+        let text = of("finalize");
+        assert!(text.starts_with("finalize: rank 1 failed") && !text.contains("shrink"), "{text}");
+        assert!(text.contains("a `barrier` before finalize"), "{text}");
     }
 
     #[test]

@@ -57,6 +57,8 @@ fn outlive() -> Result<()> {
     if rest.rank() == 0 {
         println!("elastic: generation {} has {} ranks, all right", rest.generation(), rest.size());
     }
+    // One that is lost here could still be gone on without; after finalize it is too late.
+    rest.barrier()?;
     rest.finalize(LIMIT)
 }
 

@@ -25,13 +25,14 @@
 //!   is the backend whose ranks are threads of one process, with `testing`. `all-cpu` is both.
 //! * *Launchers*: `rustcomms run -n 4 -- PROGRAM` (crate `rustcomms-cli`) starts ranks on one machine or several; so do torchrun, `mpirun`
 //!   of Open MPI, `mpiexec` of MPICH and Intel MPI, MVAPICH and PALS, `srun`, and Kubernetes' indexed jobs, whose variables are understood,
-//!   see below. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with `launch::spawn_local`. Without
-//!   any, `connect` makes a world of one rank.
+//!   see below. A program that shall need no launcher asks `launch::is_rank` and starts its ranks with `launch::spawn_local`, or
+//!   with `launch::LaunchOptions` where that is to be set up. Without any, `connect` makes a world of one rank.
 //! * *Tests*: `testing::run_ranks` runs a closure as N ranks, and names those that panic, fail or hang. `testing::Simulation` runs it in
 //!   virtual time, with faults; a seed decides on everything, so that a run can be repeated.
 //! * *After a failure*: [`Communicator::shrink`] goes on with the survivors, [`Communicator::reconfigure`] with whom you like,
-//!   newcomers too; the example `elastic` does. Launchers end the other ranks when one has failed, so ranks that shall go on are started
-//!   by something else, as there.
+//!   newcomers too; the example `elastic` does. Launchers end the other ranks when one has failed, unless told otherwise:
+//!   `rustcomms run --on-failure continue`, or `launch::LaunchOptions` with `OnFailure::Continue`. Survivors may have got to different
+//!   steps: let them agree on one, as by an `all_reduce` with [`op::Min`]. Make a `barrier` before `finalize`, after which nobody goes on.
 //! * *Examples*, in `crates/rustcomms/examples`: `messages`, `reductions`, `gathers`, `exchange` and `overlap` show the operations,
 //!   `own_backend` a backend of one's own, `elastic` ranks that come and go, `train_digits` data-parallel training. `cargo run --example messages` starts 4 ranks.
 //! * *When something is wrong*: `rustcomms doctor` looks at machine and settings, and tries every operation.
@@ -130,11 +131,50 @@ pub use comm_store as store;
 /// });
 /// assert!(e.unwrap_err().message.contains("rank 2 had returned while this rank still needed it"));
 /// ```
+///
+/// [`Simulation`](testing::Simulation) shows what a program does when ranks die: here at a moment that the seed chooses.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use rustcomms::testing::{Faults, Simulation, When};
+/// use rustcomms::{Communicator, ErrorKind, Result, op};
+///
+/// /// Adds up 1 per step and rank, and goes on without those who are lost.
+/// fn add_up(mut comm: Communicator) -> Result<i64> {
+///     let (mut total, mut step) = (0, 0);
+///     while step < 20 {
+///         let mut x = [1i64];
+///         match comm.all_reduce(&mut x, op::Sum) {
+///             Ok(()) => (total, step) = (total + x[0], step + 1),
+///             Err(e) if matches!(e.kind(), ErrorKind::PeerFailed { .. }) => {
+///                 comm = comm.shrink(Duration::from_secs(10))?;
+///                 // Some may have had the result of the last step, others not.
+///                 let mut all = [(step, total)].map(|(s, t)| [s, t]).concat();
+///                 comm.all_reduce(&mut all[..], op::Min)?;
+///                 (step, total) = (all[0], all[1]);
+///             }
+///             Err(e) => return Err(e),
+///         }
+///     }
+///     Ok(total)
+/// }
+///
+/// for seed in 0..10 {
+///     let crash = Faults::new().kill(1, When::Within(200));
+///     let run = Simulation::new(4).seed(seed).faults(crash).run(add_up).unwrap();
+///     assert!(run.trouble.is_none());
+///     for rank in [0, 2, 3] {
+///         let total = run.ranks[rank].value();
+///         assert!(total.is_some_and(|t| (60..=80).contains(t)), "{}", run.failure("a survivor's total"));
+///     }
+/// }
+/// ```
 #[cfg(feature = "sim")]
 pub mod testing {
     pub use backend_sim::{
-        Ended, Fault, Faults, Happened, Network, Outcome, RankPanic, RankStats, SimFailure, Simulation, Stats, Trouble,
-        When, run_ranks, run_ranks_with,
+        Ended, Fault, Faults, Happened, Network, Outcome, RankPanic, RankStats, SEED_VARIABLE, SimFailure, SimRank,
+        Simulation, Stats, Trouble, When, run_ranks, run_ranks_with,
     };
 }
 

@@ -476,6 +476,10 @@ impl Communicator {
     /// at once and well; so does one of which a [`reconfigure_async`](Self::reconfigure_async) is in flight, as soon as
     /// that has succeeded. From here on it comes to no membership: who waits for it there learns so at once.
     ///
+    /// It is the end whatever it returns: [`shrink`](Self::shrink) and [`reconfigure`](Self::reconfigure) are calls too. What returned
+    /// well before is complete, so a loss in finalize harms nobody's results. A program that wants to go on after any loss
+    /// makes a [`barrier`](Self::barrier) first, and treats its `PeerFailed` as that of any other call.
+    ///
     /// # Errors
     ///
     /// The first error of the communicator, if it had failed; `Timeout` when not all ranks came;

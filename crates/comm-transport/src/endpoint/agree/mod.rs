@@ -51,6 +51,9 @@ impl Endpoint {
         let start = self.clock().now();
         let until = start.after(timeout);
         let pause = ASK_AFTER.min(timeout / 4).max(Duration::from_millis(1));
+        // What this rank reports first says whom it has lost: also those whose connections have ended without its having
+        // looked, or of two whose link has broken it is the faster one that accuses the other.
+        self.with(|st| st.progress(true));
         loop {
             let (st, index) = self.enter(g)?;
             let now = st.now();
