@@ -22,23 +22,25 @@ struct State {
     /// Those who wait, each on a clock of its own.
     waiting: Vec<(Arc<dyn Clock>, Arc<Parker>)>,
     end: Option<Result<()>>,
+    /// It has come to nothing because somebody's time was up.
+    lapsed: bool,
 }
 
 impl Meeting {
     pub(crate) fn new(shares: Vec<Share>) -> Self {
         let arrived = vec![false; shares.len()];
         let shares = shares.into_iter().map(Some).collect();
-        Self { state: Mutex::new(State { shares, arrived, waiting: Vec::new(), end: None }) }
+        Self { state: Mutex::new(State { shares, arrived, waiting: Vec::new(), end: None, lapsed: false }) }
     }
 
     pub(crate) fn size(&self) -> usize {
         self.state.lock().arrived.len()
     }
 
-    /// It has come to nothing, and `rank` has heard of that.
+    /// It has come to nothing, and `rank` need not hear of that: it has, or was what the others waited for.
     pub(crate) fn is_over_for(&self, rank: usize) -> bool {
         let state = self.state.lock();
-        matches!(state.end, Some(Err(_))) && state.arrived[rank]
+        matches!(state.end, Some(Err(_))) && (state.lapsed || state.arrived[rank])
     }
 
     /// All have come, to whatever end: nobody will ask any more.
@@ -95,8 +97,10 @@ impl Meeting {
                 return share.ok_or_else(|| Error::invalid(format!("rank {rank} has taken its place already")));
             }
             let now = clock.now();
-            let vain = if now >= until { Some(late(&state.here())) } else { look(&state.here()) };
+            let lapsed = now >= until;
+            let vain = if lapsed { Some(late(&state.here())) } else { look(&state.here()) };
             if let Some(e) = vain {
+                state.lapsed = lapsed;
                 state.finish(Err(e));
                 continue;
             }

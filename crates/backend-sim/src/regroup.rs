@@ -1,7 +1,7 @@
 //! The dynamic regime in one process: a communicator that has given its handle away is known in a *town*, where the
 //! members of a new one meet. What it promises is what backend tcp promises.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
@@ -32,8 +32,8 @@ struct Register {
     /// What has become of communicators that cannot be reconfigured any more, by their numbers, as long as the newest of
     /// each lives.
     fates: BTreeMap<u64, Fate>,
-    /// By the attempt's key.
-    meetings: HashMap<u64, Gathering>,
+    /// By the attempt's key; in an order that is the same when a simulation is repeated.
+    meetings: BTreeMap<u64, Gathering>,
 }
 
 /// Why nobody comes by the handles of a communicator.
@@ -214,7 +214,9 @@ impl SimRegroup {
         mesh: &MeshOptions,
     ) -> Result<(Gathering, Vec<ground::Identity>)> {
         let key = roster.key;
-        let away = |r: &usize| !state.homes.contains_key(&roster.members[*r].token);
+        // One that was killed is away, too, though it has not let go of its home yet.
+        let home = |r: &usize| state.homes.get(&roster.members[*r].token);
+        let away = |r: &usize| home(r).is_none_or(|who| self.ground.check(*who).is_err());
         let away: Vec<usize> = (0..roster.size()).filter(away).collect();
         if !away.is_empty() {
             return Err(state.without(roster, &[], away));
@@ -226,7 +228,8 @@ impl SimRegroup {
             let meeting = Arc::new(Meeting::new(shares_on(&self.ground, &members, mesh.connect)));
             Gathering { meeting, connect: mesh.connect, roster: Arc::clone(roster) }
         };
-        // Who comes late hears what has become of the attempt; who has heard it begins another.
+        // Who comes late hears what is wrong with the attempt; who has heard it begins another, and so does who was too late:
+        // those whose time was up may call again.
         if state.meetings.get(&key).is_some_and(|g| g.meeting.is_over_for(roster.rank)) {
             state.meetings.remove(&key);
         }

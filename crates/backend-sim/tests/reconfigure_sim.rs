@@ -137,3 +137,55 @@ fn an_attempt_ends_when_its_time_is_up() {
     let run = run.unwrap();
     assert!(run.trouble.is_none() && run.ranks.iter().all(|r| r.value() == Some(&6)), "{:?}", run.ranks);
 }
+
+/// One that was killed is named by who comes when others have given up because of it, and are gone as well.
+#[test]
+fn who_was_killed_is_missing_though_others_are_too() {
+    let board = Board::default();
+    let faults = Faults::new().kill(1, When::At(Duration::from_secs(5)));
+    let run = Simulation::new(3).seed(4).faults(faults).run(move |comm| {
+        let list = board.swap(1, &comm, comm.rank(), &[0, 1, 2])?;
+        let clock = Arc::clone(&comm.options().clock);
+        clock.sleep([7, 20, 1].map(Duration::from_secs)[comm.rank()]);
+        match comm.reconfigure(1, &list, HOUR, &[]).unwrap_err().kind() {
+            ErrorKind::Bootstrap { missing, .. } => Ok(missing.clone()),
+            other => panic!("{other:?}"),
+        }
+    });
+    let run = run.unwrap();
+    assert!(run.trouble.is_none(), "{:?}", run.trouble);
+    assert_eq!([0, 2].map(|r| run.ranks[r].value().cloned()), [Some(vec![1, 2]), Some(vec![1])]);
+}
+
+/// Of several attempts of one uuid that differ, the same one is found each time.
+#[test]
+fn which_of_several_rivals_is_named_can_be_repeated() {
+    let run = || {
+        let board = Board::default();
+        let run = Simulation::new(6).seed(5).run(move |comm| {
+            let list = board.swap(1, &comm, comm.rank(), &[0, 1, 2, 3, 4, 5])?;
+            let clock = Arc::clone(&comm.options().clock);
+            let of = |ranks: &[usize]| ranks.iter().map(|r| list[*r].clone()).collect::<Vec<_>>();
+            let wants = match comm.rank() {
+                0 => {
+                    clock.sleep(Duration::from_secs(1));
+                    of(&[0, 1, 2, 3, 4])
+                }
+                5 => {
+                    clock.sleep(HOUR / 4);
+                    return Ok(String::new());
+                }
+                // They wait for one that does not come, and not for each other.
+                me => of(&[me, 5]),
+            };
+            Ok(comm.reconfigure(1, wants, HOUR / 8, &[]).unwrap_err().to_string())
+        });
+        let run = run.unwrap();
+        (run.digest, run.values().unwrap())
+    };
+    let first = run();
+    assert!(first.1[0].contains("different handles"), "{}", first.1[0]);
+    for _ in 0..8 {
+        assert_eq!(run(), first);
+    }
+}

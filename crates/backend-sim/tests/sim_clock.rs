@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use backend_sim::{Ended, SEED_VARIABLE, Simulation, Trouble};
+use backend_sim::{Ended, Faults, SEED_VARIABLE, Simulation, Trouble, When};
 use comm_core::{CommOptions, ErrorKind, Parker, op};
 
 #[test]
@@ -24,6 +24,53 @@ fn time_is_virtual_and_the_same_for_all() {
         assert!(after > slept && after < slept + 1_000_000);
     }
     assert!(start.elapsed() < Duration::from_secs(60));
+}
+
+/// `Duration::MAX` is no time that comes: not as a limit of a call, of a pause, or of the run.
+#[test]
+fn what_waits_for_ever_is_a_hang() {
+    let ever = Duration::MAX;
+    let options = CommOptions::new().timeout(ever).heartbeat_timeout(ever);
+    type Program = fn(&comm_core::Communicator) -> comm_core::Result<()>;
+    let programs: [(Program, Faults); 5] = [
+        (|c| if c.rank() == 0 { c.recv(&mut [0u8], 1) } else { Ok(()) }, Faults::new()),
+        (|c| if c.rank() == 0 { c.agree_survivors(Duration::MAX).map(|_| ()) } else { c.barrier() }, Faults::new()),
+        (|c| if c.rank() == 0 { c.monitored_barrier(Duration::MAX) } else { hold(c) }, Faults::new()),
+        (hold, Faults::new()),
+        (|c| c.barrier(), Faults::new().pause(0, When::Event(1), ever)),
+    ];
+    for (i, (program, faults)) in programs.into_iter().enumerate() {
+        let world = Simulation::new(2).options(options.clone()).faults(faults);
+        let run = || {
+            world.run(move |comm| {
+                let result = program(&comm);
+                // Who leaves would end it.
+                if comm.rank() == 1 && result.is_ok() { hold(&comm) } else { result }
+            })
+        };
+        let (first, second) = (run().unwrap(), run().unwrap());
+        // Endpoints that look once in a while reach the limit of time.
+        let trouble = first.trouble.as_ref().map(|(t, _)| t);
+        assert!(matches!(trouble, Some(Trouble::Hang | Trouble::Time(_))), "program {i}: {:?}", first.ranks);
+        assert!(first.stats.elapsed < Duration::from_secs(4000), "program {i}: {:?}", first.stats.elapsed);
+        assert_eq!(first.digest, second.digest, "program {i}");
+        assert_eq!(format!("{:?}", first.ranks), format!("{:?}", second.ranks), "program {i}");
+    }
+    // Where nobody looks, it is the time that does not pass.
+    for limit in [Duration::from_secs(3600), ever] {
+        let sleeps = |comm: comm_core::Communicator| {
+            comm.options().clock.sleep(Duration::MAX);
+            comm.barrier()
+        };
+        let run = Simulation::new(2).options(options.clone()).limit(limit).run(sleeps).unwrap();
+        assert!(matches!(run.trouble, Some((Trouble::Hang, _))), "{:?}", run.trouble);
+        assert!(run.stats.elapsed < Duration::from_secs(1), "{:?}", run.stats.elapsed);
+    }
+}
+
+/// Waits until the simulation ends.
+fn hold(comm: &comm_core::Communicator) -> comm_core::Result<()> {
+    comm.recv(&mut [0u8], 1 - comm.rank())
 }
 
 #[test]

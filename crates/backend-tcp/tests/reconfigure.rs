@@ -46,6 +46,7 @@ scenes!(wrong:
     members_that_do_not_fit_together,
     a_dynamic_communicator_takes_no_rank,
     one_does_not_come,
+    who_came_too_late_waits_for_those_who_call_again,
     one_does_not_come_to_a_world_with_few_links,
     uuids_that_differ,
     lists_that_differ,

@@ -293,7 +293,7 @@ impl Core {
                 self.ended.notify_all();
                 return;
             }
-            if st.steps >= st.grace.0 || st.now >= st.grace.1 {
+            if st.trouble.is_some() && (st.steps >= st.grace.0 || st.now >= st.grace.1) {
                 // The threads do not end: from here on by themselves.
                 return self.set_free(&mut st);
             }

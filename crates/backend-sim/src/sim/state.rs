@@ -206,8 +206,11 @@ impl State {
         state
     }
 
-    /// Does something at a time.
+    /// Does something at a time. The last one there is means never: what waits for ever hangs, and time does not pass by it.
     pub(crate) fn at(&mut self, at: u64, due: Due) {
+        if at == u64::MAX {
+            return;
+        }
         let tie = self.random.next();
         self.number += 1;
         self.events.push(Event { at: at.max(self.now), tie, number: self.number, due });

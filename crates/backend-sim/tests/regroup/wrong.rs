@@ -87,6 +87,33 @@ pub fn one_does_not_come(make: Make) {
     }
 }
 
+/// Who comes when the others' time was up waits for them in turn, by the same uuid; they call again.
+pub fn who_came_too_late_waits_for_those_who_call_again(make: Make) {
+    for n in [2, 3] {
+        let c = some(make, n);
+        let (list, id) = (handles(&refs(&c)), uuid());
+        let (early, late) = c.split_at(n - 1);
+        for again in 0..2 {
+            for r in attempt(id, &refs(early), &list, SHORT / 5) {
+                let e = r.unwrap_err();
+                assert_eq!(missing(&e), [n - 1], "{again}: {e}");
+            }
+            // In turn.
+            let e = late[0].reconfigure(id, &list, SHORT / 5, &[]).unwrap_err();
+            assert_eq!(missing(&e), (0..n - 1).collect::<Vec<_>>(), "{again}: {e}");
+        }
+        let made = thread::scope(|s| {
+            let last = s.spawn(|| late[0].reconfigure(id, &list, LIMIT, &[]).unwrap());
+            thread::sleep(Duration::from_millis(200));
+            let mut made = attempt(id, &refs(early), &list, LIMIT).into_iter().map(|r| r.unwrap()).collect::<Vec<_>>();
+            made.push(last.join().unwrap());
+            made
+        });
+        work(&made);
+        end(&made);
+    }
+}
+
 /// The same where most members have no link to the one that does not come.
 pub fn one_does_not_come_to_a_world_with_few_links(make: Make) {
     for absent in [0, 3] {

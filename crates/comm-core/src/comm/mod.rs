@@ -463,6 +463,9 @@ impl Communicator {
     /// Fails the communicator on all ranks: everything in flight ends with `Aborted`, as does every
     /// later call. Any thread; does not block. Inside a custom operator: that operation fails once the operator returns.
     ///
+    /// [`shrink`](Self::shrink), [`agree_survivors`](Self::agree_survivors) and [`reconfigure`](Self::reconfigure) go on: they
+    /// are for communicators that have failed, and end by themselves.
+    ///
     /// The first cause stays: aborting a communicator that has failed changes nothing. Ranks that come later, and
     /// `finalize`, get the cause too. Its children are communicators of their own; see [`abort_all`].
     ///
