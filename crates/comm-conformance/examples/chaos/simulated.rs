@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use backend_sim::{Ended, Fault, Faults, Happened, Network, Outcome, Simulation, When};
 use comm_conformance::{Played, Program};
-use comm_core::{CommOptions, Communicator, Error, ErrorKind, Result, op};
+use comm_core::{CommOptions, Communicator, Error, ErrorKind, PeerCause, Result, op};
 use parking_lot::Mutex;
 
 use crate::draw::Draw;
@@ -311,11 +311,14 @@ fn judge_after(plan: &Plan, r: usize, after: &After, guilt: &Guilt, e: &Error) -
     {
         return Ok(());
     }
-    // Who has stood still comes too late to what it has agreed on: the others have gone on without it, and have ended.
-    if let ErrorKind::Bootstrap { missing, .. } | ErrorKind::Timeout { missing, .. } = e.kind()
-        && guilt.silent.contains(&r)
-        && !missing.is_empty()
-    {
+    // Who has stood still comes too late to what it has agreed on: the others have gone on without it, and have ended, or
+    // have closed their connections when they gave it up.
+    let late = match e.kind() {
+        ErrorKind::Bootstrap { missing, .. } | ErrorKind::Timeout { missing, .. } => !missing.is_empty(),
+        ErrorKind::PeerFailed { cause, .. } => *cause == PeerCause::Killed,
+        _ => false,
+    };
+    if late && guilt.silent.contains(&r) {
         return Ok(());
     }
     match (&after.survivors, e.context().rank) {
