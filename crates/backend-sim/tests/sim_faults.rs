@@ -175,6 +175,12 @@ fn a_rank_that_is_stopped_for_too_long_is_named() {
     }
 }
 
+/// Makes calls; if one fails, what comes of looking for the survivors.
+fn outlive(comm: &Communicator) -> Option<Result<Vec<usize>>> {
+    let ended = (0..8).try_for_each(|_| comm.all_reduce(&mut [1i32; 5], op::Sum));
+    ended.is_err().then(|| comm.shrink(Duration::from_secs(200)).map(|smaller| smaller.ranks().to_vec()))
+}
+
 /// Two of them wake up, lose all others, and have each other.
 #[test]
 fn ranks_that_were_given_up_together_are_no_world() {
@@ -186,14 +192,7 @@ fn ranks_that_were_given_up_together_are_no_world() {
         let asleep = Duration::from_secs(60);
         let faults = Faults::new().pause(0, When::Within(40), asleep).pause(3, When::Within(40), asleep);
         let simulation = Simulation::new(6).seed(seed).options(options).faults(faults);
-        let outcome = simulation.run(|comm| {
-            let ended = (0..8).try_for_each(|_| comm.all_reduce(&mut [1i32; 5], op::Sum));
-            if ended.is_ok() {
-                return Ok(None);
-            }
-            Ok(Some(comm.shrink(Duration::from_secs(200)).map(|smaller| smaller.ranks().to_vec())))
-        });
-        let outcome = outcome.unwrap();
+        let outcome = simulation.run(|comm| Ok(outlive(&comm))).unwrap();
         for (rank, ended) in outcome.ranks.iter().enumerate() {
             match (rank, ended.value()) {
                 (_, Some(None)) => {}
@@ -217,14 +216,7 @@ fn a_rank_that_was_given_up_finds_no_world_of_its_own() {
         let options = CommOptions::new().name("given up").heartbeat_timeout(Duration::from_secs(5));
         let faults = Faults::new().pause(1, When::Within(60), Duration::from_secs(60));
         let simulation = Simulation::new(4).seed(seed).options(options).faults(faults);
-        let outcome = simulation.run(|comm| {
-            let ended = (0..8).try_for_each(|_| comm.all_reduce(&mut [1i32; 5], op::Sum));
-            if ended.is_ok() {
-                return Ok(None);
-            }
-            Ok(Some(comm.shrink(Duration::from_secs(200)).map(|smaller| smaller.ranks().to_vec())))
-        });
-        let outcome = outcome.unwrap();
+        let outcome = simulation.run(|comm| Ok(outlive(&comm))).unwrap();
         for (rank, ended) in outcome.ranks.iter().enumerate() {
             match (rank, ended.value()) {
                 (_, Some(None)) => {}

@@ -214,7 +214,7 @@ mod tests {
     }
 
     fn stale() -> Error {
-        ErrorKind::StaleGeneration { ours: 0, theirs: 1 }.into()
+        ErrorKind::StaleGeneration { ours: 0, theirs: 1, rank: None }.into()
     }
 
     /// Every kind of fault, around ranks 1 and 2; 0 and 3 have nothing to do with it.
