@@ -2,6 +2,7 @@
 //!
 //! They are modules of this program, which runs itself again, so that they are never older than the test.
 
+mod again;
 #[path = "../examples/elastic.rs"]
 mod elastic;
 #[path = "../examples/exchange.rs"]
@@ -15,25 +16,12 @@ mod overlap;
 #[path = "../examples/reductions.rs"]
 mod reductions;
 
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
 
 use rustcomms::launch::{self, LaunchOptions, OnFailure};
 
 /// Says which example this process is.
 const WHICH: &str = "TEST_EXAMPLE";
-/// Much longer than any takes.
-const DEADLINE: Duration = Duration::from_secs(60);
-
-/// Ends with the test; ranks end with the process that started them.
-struct Guard(Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
 
 /// Not a test but an example, in a process that [`run`] started.
 #[test]
@@ -54,28 +42,10 @@ fn entry() {
 
 /// Runs an example on so many ranks; returns how it ended and what it printed.
 fn run(which: &str, ranks: impl ToString, change: impl FnOnce(&mut Command)) -> (Option<i32>, String) {
-    // A file, not a pipe: nobody reads while it runs.
-    let file = tempfile::NamedTempFile::new().unwrap();
     let mut c = Command::new(std::env::current_exe().unwrap());
     // For the test harness the number is the name of one more test, which does not exist.
-    c.arg(ranks.to_string()).args(["entry", "--exact", "--nocapture"]).env(WHICH, which).stdin(Stdio::null());
-    for v in ["RUSTCOMMS_RANK", "RUSTCOMMS_WORLD_SIZE", "RUSTCOMMS_ALGO", "RANK", "WORLD_SIZE"] {
-        c.env_remove(v);
-    }
-    // One offset for both, so that they do not write over each other.
-    let out = file.reopen().unwrap();
-    c.stderr(out.try_clone().unwrap()).stdout(out);
-    change(&mut c);
-    let mut child = Guard(c.spawn().unwrap());
-    let start = Instant::now();
-    let text = || std::fs::read_to_string(file.path()).unwrap();
-    loop {
-        if let Some(status) = child.0.try_wait().unwrap() {
-            return (status.code(), text());
-        }
-        assert!(start.elapsed() < DEADLINE, "{which} on {} ranks hangs: {}", ranks.to_string(), text());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    c.arg(ranks.to_string()).env(WHICH, which);
+    again::entry(c, &format!("{which} on {} ranks", ranks.to_string()), change)
 }
 
 #[test]

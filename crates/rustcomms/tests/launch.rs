@@ -1,9 +1,11 @@
 //! Programs that start their own ranks, as processes: how failures end them, or do not.
 
+mod again;
+
 use std::ffi::OsString;
 use std::path::Path;
-use std::process::{Child, Command, ExitCode, Stdio};
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
 
 use rustcomms::CommOptions;
 use rustcomms::launch::{self, LaunchOptions, OnFailure};
@@ -15,8 +17,6 @@ const CONNECTS: &str = "TEST_LAUNCH_CONNECTS";
 const RANKS: &str = "TEST_LAUNCH_RANKS";
 const ON_FAILURE: &str = "TEST_LAUNCH_ON_FAILURE";
 const GRACE: &str = "TEST_LAUNCH_GRACE";
-/// Much longer than anything takes.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Not a test but the program, in a process that [`spawn`] started.
 #[test]
@@ -59,15 +59,6 @@ fn entry() {
     }
 }
 
-struct Guard(Child);
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// Starts a program whose ranks run `script`; returns how it ended and what all said.
 fn spawn(on_failure: &str, ranks: usize, script: &str, change: impl FnOnce(&mut Command)) -> (Option<i32>, String) {
     spawn_by(&[], on_failure, ranks, script, change)
@@ -83,27 +74,10 @@ fn spawn_by(
 ) -> (Option<i32>, String) {
     let me = std::env::current_exe().unwrap();
     let me = me.to_str().unwrap();
-    let file = tempfile::NamedTempFile::new().unwrap();
     let mut c = Command::new(before.first().copied().unwrap_or(me));
     c.args(before.iter().skip(1)).args(before.first().map(|_| me));
-    c.args(["entry", "--exact", "--nocapture"]).stdin(Stdio::null());
     c.env(SCRIPT, script).env(RANKS, ranks.to_string()).env(ON_FAILURE, on_failure);
-    for v in ["RUSTCOMMS_RANK", "RUSTCOMMS_WORLD_SIZE", "RANK", "WORLD_SIZE"] {
-        c.env_remove(v);
-    }
-    let out = file.reopen().unwrap();
-    c.stderr(out.try_clone().unwrap()).stdout(out);
-    change(&mut c);
-    let mut child = Guard(c.spawn().unwrap());
-    let start = Instant::now();
-    let text = || std::fs::read_to_string(file.path()).unwrap();
-    loop {
-        if let Some(status) = child.0.try_wait().unwrap() {
-            return (status.code(), text());
-        }
-        assert!(start.elapsed() < DEADLINE, "hangs: {}", text());
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    again::entry(c, script, change)
 }
 
 fn grace(seconds: &'static str) -> impl FnOnce(&mut Command) {
